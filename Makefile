@@ -1,0 +1,48 @@
+# make demo: virtual environment, install, the check.   make test: everything CI runs.
+PYTHON ?= python3
+VENV ?= .venv
+# An installed torch is kept; otherwise this one is installed.
+TORCH ?= torch==2.13.0
+PY ?= $(VENV)/bin/python
+BUILD ?= build/dev
+
+.PHONY: demo test install ext lint format types bench clean
+
+demo: install
+	$(VENV)/bin/samebits check
+
+test: install lint types
+	$(VENV)/bin/python -m pytest
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -name '*.[ch]pp' -o -name '*.py')
+	@if [ ! -x $(VENV)/bin/python ]; then \
+	  if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	  else $(PYTHON) -m venv $(VENV); fi; fi
+	$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(VENV)/bin/python -m pip install -q "$(TORCH)"
+	$(VENV)/bin/python -m pip install -q '.[dev]'
+	touch $@
+
+# The extension alone, built in place for development (PYTHONPATH=src).
+ext:
+	@test -f $(BUILD)/build.ninja || $(PY) -m cmake -G Ninja -S . -B $(BUILD) \
+	  -DPython_EXECUTABLE=$$($(PY) -c 'import sys; print(sys.executable)') \
+	  -DCMAKE_MAKE_PROGRAM=$$($(PY) -c 'import ninja,os; print(os.path.join(ninja.BIN_DIR,"ninja"))') > /dev/null
+	$(PY) -m cmake --build $(BUILD) -j2
+	cp $(BUILD)/_cpu*.so src/samebits/engines/cpu/
+
+format:
+	$(PY) -m ruff format src tests scripts && $(PY) -m ruff check --fix src tests scripts
+
+lint:
+	$(PY) -m ruff format --check src tests scripts && $(PY) -m ruff check src tests scripts
+
+types:
+	$(PY) -m mypy
+
+bench:
+	$(VENV)/bin/samebits bench cpu
+
+clean:
+	rm -rf build $(VENV) src/samebits/engines/cpu/_cpu*.so

@@ -1,0 +1,10 @@
+"""samebits: the same request gives the same bits, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from samebits import ops
+from samebits.mode import deterministic, disable, enable, status
+
+__version__ = "0.1.0"
+
+__all__ = ["deterministic", "disable", "enable", "ops", "status"]

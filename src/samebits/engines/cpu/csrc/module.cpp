@@ -1,0 +1,19 @@
+// The extension module samebits.engines.cpu._cpu.
+#include <stdexcept>
+
+#include "bind.hpp"
+
+NB_MODULE(_cpu, m) {
+  using namespace samebits;
+  m.def("isa", [] { return isa_name(active_isa()); });
+  m.def("isas", [] {
+    std::vector<std::string> names;
+    for (int i = 3; i >= 0; --i)
+      if (has_isa(static_cast<Isa>(i))) names.emplace_back(isa_name(static_cast<Isa>(i)));
+    return names;
+  });
+  m.def("set_isa", [](const char* name) { return set_isa(name); });
+  m.def("max_threads", [] { return max_threads(); });
+  m.def("pool_name", [] { return pool_name(); });
+  bind_probe(m);
+}

@@ -1,0 +1,52 @@
+"""Every error a user can meet. Each says what happened, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class SamebitsError(RuntimeError):
+    """Base class of all errors raised by samebits."""
+
+
+class UncoveredError(SamebitsError):
+    """An operation reduces or rounds in a way that no contract covers, so its bits are not promised.
+
+    Attributes:
+        op: the operation, e.g. ``aten::cdist``.
+        reason: why it is refused.
+        site: ``file:line`` of the caller, or None.
+    """
+
+    def __init__(self, op: str, reason: str, *, remedy: str, site: str | None = None) -> None:
+        self.op = op
+        self.reason = reason
+        self.site = site
+        where = f" at {site}" if site else ""
+        super().__init__(f"{op}{where}: {reason}. {remedy}")
+
+
+class ContractError(SamebitsError, ValueError):
+    """A contract, tree or arithmetic was described inconsistently."""
+
+
+class ShapeError(SamebitsError, ValueError):
+    """Operands whose shapes do not fit together."""
+
+
+class DTypeError(SamebitsError, TypeError):
+    """Operands of a dtype, layout or device that the operation does not take."""
+
+
+class SwitchError(SamebitsError):
+    """The switch could not be turned, or came too late to hold."""
+
+
+class SettingError(SamebitsError, ValueError):
+    """An environment variable or keyword has a value that is not understood."""
+
+
+class LateSwitchWarning(UserWarning):
+    """Something was compiled, captured or configured before the switch was on."""
+
+
+class UncoveredWarning(UserWarning):
+    """With ``policy="warn"``: an operation ran although no contract covers it."""

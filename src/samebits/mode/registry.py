@@ -1,0 +1,44 @@
+"""The table of aten overrides. Modules in mode/aten fill it; mode/switch.py installs it.
+
+A function is registered under the schema it implements and has exactly that schema's arguments in
+functional form. ``.out`` and in-place overloads are derived from it at installation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Override:
+    """One implementation of one aten schema at one dispatch key."""
+
+    name: str
+    key: str
+    fn: Callable[..., Any]
+
+
+OVERRIDES: dict[tuple[str, str], Override] = {}
+
+
+def aten(*names: str, key: str = "CPU") -> Callable[[F], F]:
+    """Registers a function for aten schemas, e.g. ``@aten("sum.dim_IntList")``.
+
+    Args:
+        names: schema names without the ``aten::`` prefix, with the overload.
+        key: dispatch key. ``CPU`` keeps torch's own autograd formula; a composite operation that is
+            taken whole is registered at ``AutogradCPU`` too and then brings its own backward.
+    """
+
+    def register(fn: F) -> F:
+        for name in names:
+            if (name, key) in OVERRIDES:
+                raise ValueError(f"aten::{name} has two overrides at {key}")
+            OVERRIDES[(name, key)] = Override(name, key, fn)
+        return fn
+
+    return register

@@ -1,0 +1,31 @@
+"""Environment variables, read in one place. docs/environment.md lists them for users."""
+
+from __future__ import annotations
+
+import os
+
+from samebits.errors import SettingError
+
+ISAS = ("avx512", "avx2", "neon", "scalar")
+
+
+def enabled_at_start() -> bool:
+    """``SAMEBITS``: 1/on/true turns the switch on when samebits is imported."""
+    value = os.environ.get("SAMEBITS", "0").strip().lower()
+    if value in ("", "0", "off", "false"):
+        return False
+    if value in ("1", "on", "true"):
+        return True
+    raise SettingError(f"SAMEBITS={value!r} is not understood: use 1 or 0")
+
+
+def forced_isa() -> str | None:
+    """``SAMEBITS_CPU_ISA``: the instruction set to use (for tests; bits do not depend on it)."""
+    value = os.environ.get("SAMEBITS_CPU_ISA")
+    if not value:
+        return None
+    if value not in ISAS:
+        raise SettingError(
+            f"SAMEBITS_CPU_ISA={value!r} is not understood: use one of {', '.join(ISAS)}"
+        )
+    return value
