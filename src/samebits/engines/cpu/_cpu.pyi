@@ -9,3 +9,45 @@ def probe_fold(a: int) -> float: ...
 def probe_fold16(a: int, out: int) -> None: ...
 def probe_narrow(dtype: int, a: int, out: int) -> None: ...
 def probe_widen(dtype: int, a: int, out: int) -> None: ...
+def topk(
+    dtype: int,
+    x: int,
+    rows: int,
+    row_stride: int,
+    stride: int,
+    n: int,
+    k: int,
+    largest: bool,
+    values: int,
+    indices: int,
+) -> None: ...
+def scatter(
+    op: int,
+    dtype: int,
+    dst: int,
+    pos: int,
+    src: int,
+    n: int,
+    inner: int,
+    src_stride: int,
+    alpha: float,
+) -> None: ...
+def scatter_f64(
+    op: int, dst: int, pos: int, src: int, n: int, inner: int, src_stride: int, alpha: float
+) -> None: ...
+def narrow(dtype: int, src: int, dst: int, n: int) -> None: ...
+def embedding_bag(
+    dtype: int,
+    weight: int,
+    row_stride: int,
+    dim: int,
+    indices: int,
+    offsets: int,
+    per_sample: int,
+    bags: int,
+    mode: int,
+    padding: int,
+    out: int,
+    counts: int,
+    arg: int,
+) -> None: ...

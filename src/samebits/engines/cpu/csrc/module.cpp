@@ -16,4 +16,5 @@ NB_MODULE(_cpu, m) {
   m.def("max_threads", [] { return max_threads(); });
   m.def("pool_name", [] { return pool_name(); });
   bind_probe(m);
+  bind_order(m);
 }
