@@ -1,0 +1,141 @@
+"""Calling torch's own kernel from inside an override, and refusing what has no contract.
+
+An override that meets an integer tensor hands it to the stock kernel, which is exact. One that
+meets a dtype or an option without a contract refuses it; what refusing means is the policy's
+choice. The pattern in an area module::
+
+    _SUM = stock("sum.dim_IntList")
+
+    @aten("sum.dim_IntList")
+    def sum_dim(self, dim, keepdim=False, *, dtype=None):
+        if self.dtype in ENGINE_DTYPES:
+            return ops.sum(...)
+        return _SUM.by_dtype(self.dtype, self, dim, keepdim, dtype=dtype)
+
+A handle is taken when the area module is imported, before anything is installed, so calling it
+never recurses into the override. Operations that the stock kernel itself dispatches (a composite's
+parts) are covered or refused like any other call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samebits.errors import UncoveredError, UncoveredWarning
+
+ENGINE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+EXACT_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    }
+)
+
+_REMEDY = (
+    "Rewrite it with covered operations, run it outside the switch, or accept its bits with "
+    'samebits.enable(allow=["{op}"]) or policy="warn"'
+)
+_SKIP = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (str(torch.__file__), os.path.dirname(os.path.abspath(__file__)))
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to do with an operation that no contract covers.
+
+    Attributes:
+        kind: ``refuse`` (raise), ``warn`` (warn once a call site, then run stock) or ``allow``.
+        allow: operations that run stock in silence, as ``aten::cdist`` or ``aten::sum.out``.
+    """
+
+    kind: str = "refuse"
+    allow: frozenset[str] = frozenset()
+
+
+policy = Policy()
+
+
+def set_policy(new: Policy) -> None:
+    """Replaces the policy of this process (called by the switch)."""
+    global policy
+    policy = new
+
+
+def refuse(op: str, reason: str, *, remedy: str | None = None) -> None:
+    """Refuses an operation under the present policy. Returns if the stock kernel may run.
+
+    Args:
+        op: schema name with or without ``aten::`` and overload.
+        reason: why no contract covers it, as a clause without a full stop.
+        remedy: what the caller can do, when there is something better than the general advice.
+
+    Raises:
+        UncoveredError: under ``policy="refuse"``, unless ``op`` is on the allow-list.
+    """
+    name = op if "::" in op else f"aten::{op}"
+    base = name.split(".", 1)[0]
+    if policy.kind == "allow" or name in policy.allow or base in policy.allow:
+        return
+    filename, line = call_site()
+    advice = remedy or _REMEDY.format(op=base)
+    error = UncoveredError(name, reason, remedy=advice, site=f"{filename}:{line}")
+    if policy.kind == "refuse":
+        raise error
+    warnings.warn_explicit(str(error), UncoveredWarning, filename, line)
+
+
+def call_site() -> tuple[str, int]:
+    """File and line of the innermost Python frame outside torch and samebits."""
+    frame = sys._getframe(1)
+    last = frame
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_SKIP):
+            return frame.f_code.co_filename, frame.f_lineno
+        last, frame = frame, frame.f_back  # type: ignore[assignment]
+    return last.f_code.co_filename, last.f_lineno
+
+
+class Stock:
+    """torch's own kernel of one schema at one dispatch key."""
+
+    __slots__ = ("_call", "_keys", "name")
+
+    def __init__(self, name: str, key: str = "CPU") -> None:
+        self.name = name
+        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        self._call = torch.library.get_kernel(f"aten::{name}", key).call_boxed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the stock kernel with the schema's own arguments."""
+        return self._call(self._keys, *args, **kwargs)
+
+    def uncovered(self, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """Refuses the call, or runs the stock kernel where the policy lets it."""
+        refuse(self.name, reason)
+        return self._call(self._keys, *args, **kwargs)
+
+    def by_dtype(self, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        """For dtypes without an engine: integers and bool are exact on stock, others refused."""
+        if dtype in EXACT_DTYPES:
+            return self._call(self._keys, *args, **kwargs)
+        return self.uncovered(f"no contract covers {dtype}", *args, **kwargs)
+
+
+def stock(name: str, key: str = "CPU") -> Stock:
+    """The stock kernel of ``aten::name`` at ``key``; call it at import time of an area module."""
+    return Stock(name, key)
