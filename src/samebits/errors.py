@@ -8,7 +8,7 @@ class SamebitsError(RuntimeError):
 
 
 class UncoveredError(SamebitsError):
-    """An operation reduces or rounds in a way that no contract covers, so its bits are not promised.
+    """An operation reduces or rounds in a way that no contract covers: its bits are not promised.
 
     Attributes:
         op: the operation, e.g. ``aten::cdist``.

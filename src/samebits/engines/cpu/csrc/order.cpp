@@ -24,27 +24,48 @@ inline uint32_t ordered(float f) {
   return (u & 0x80000000u) ? ~u : u | 0x80000000u;
 }
 
+// True if none of 16 values can beat a threshold value that has a lower index. NaN never passes.
+template <class T>
+inline bool none_better(const T* x, float threshold, bool largest) {
+  bool none = true;
+  if (largest)
+    for (int j = 0; j < 16; ++j) none &= to_float(x[j]) <= threshold;
+  else
+    for (int j = 0; j < 16; ++j) none &= to_float(x[j]) >= threshold;
+  return none;
+}
+
 // The k best of n as (rank key, index) words: smaller is better, so ties go to the lowest index.
 // Candidates pass a threshold into a small buffer, which is cut back to k when it is full.
 template <class T>
 void topk_row(const T* x, int64_t stride, int64_t n, int64_t k, bool largest, T* values,
               int64_t* indices) {
-  const int64_t capacity = std::min(n, std::max<int64_t>(2 * k, 512));
-  std::vector<uint64_t> best;
+  const int64_t capacity = n <= 512 ? n : std::min(n, std::max<int64_t>(2 * k, 64));
+  thread_local std::vector<uint64_t> best;
+  best.clear();
   best.reserve(static_cast<size_t>(capacity));
   uint64_t threshold = std::numeric_limits<uint64_t>::max();
-  for (int64_t i = 0; i < n; ++i) {
+  float threshold_value = 0.0f;
+  auto consider = [&](int64_t i) {
     uint32_t key = ordered(to_float(x[i * stride]));
     if (largest) key = ~key;
     uint64_t word = (static_cast<uint64_t>(key) << 32) | static_cast<uint64_t>(i);
-    if (word >= threshold) continue;
+    if (word >= threshold) return;
     best.push_back(word);
-    if (static_cast<int64_t>(best.size()) == capacity && capacity > k) {
+    if (static_cast<int64_t>(best.size()) == capacity && capacity < n && capacity > k) {
       std::nth_element(best.begin(), best.begin() + (k - 1), best.end());
       best.resize(static_cast<size_t>(k));
       threshold = best[static_cast<size_t>(k - 1)];
+      threshold_value = to_float(x[static_cast<int64_t>(threshold & 0xffffffffu) * stride]);
     }
+  };
+  int64_t i = 0;
+  for (; stride == 1 && i + 16 <= n; i += 16) {
+    if (threshold != std::numeric_limits<uint64_t>::max() && none_better(x + i, threshold_value, largest))
+      continue;
+    for (int64_t j = i; j < i + 16; ++j) consider(j);
   }
+  for (; i < n; ++i) consider(i);
   std::partial_sort(best.begin(), best.begin() + k, best.end());
   for (int64_t j = 0; j < k; ++j) {
     int64_t i = static_cast<int64_t>(best[static_cast<size_t>(j)] & 0xffffffffu);

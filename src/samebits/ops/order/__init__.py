@@ -1,0 +1,100 @@
+"""Ordering: top-k, sort, argmax, k-th value. Equal values are taken in the order of their index.
+
+-0 equals +0, NaN is larger than everything, as in ``torch.sort``. No value is computed, so the only
+question a contract has to settle is ties: the lowest index wins. ``torch.argmax`` and ``torch.max``
+do that on a CPU already; ``torch.topk``, ``torch.sort`` and ``torch.kthvalue`` do not.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.engines import cpu
+from samebits.engines.cpu import order as engine
+from samebits.errors import DTypeError, ShapeError
+
+
+def topk(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `k` largest (or smallest) values along `dim`, best first, ties to the lowest index.
+
+    The result equals the first `k` of a stable sort, and is always sorted (`sorted` is accepted for
+    compatibility with ``torch.topk``).
+
+    Args:
+        x: any shape, any real dtype.
+
+    Returns:
+        (values, indices), each with size `k` along `dim`; indices are int64.
+
+    Raises:
+        ShapeError: `k` is outside 0..size of `dim`.
+    """
+    if x.dim() == 0:
+        values, indices = topk(x[None], k, 0, largest)
+        return values[0] if k else values, indices[0] if k else indices
+    n = x.shape[dim]
+    if not 0 <= k <= n:
+        raise ShapeError(f"topk: k={k} is out of range for a dimension of size {n}")
+    if x.dtype not in cpu.DTYPE_CODE or x.device.type != "cpu":
+        values, indices = sort(x, dim, descending=largest)
+        return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
+    last = x.movedim(dim, -1)
+    values, indices = engine.topk(last.reshape(-1, n), k, largest)
+    shape = (*last.shape[:-1], k)
+    return (
+        values.reshape(shape).movedim(-1, dim).contiguous(),
+        indices.reshape(shape).movedim(-1, dim).contiguous(),
+    )
+
+
+def sort(
+    x: torch.Tensor, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stable sort along `dim`: (values, int64 indices) of x's shape. Any real dtype."""
+    _real("sort", x)
+    values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)
+    return values, indices
+
+
+def argsort(x: torch.Tensor, dim: int = -1, descending: bool = False) -> torch.Tensor:
+    """Indices (int64) of a stable sort along `dim`."""
+    return sort(x, dim, descending)[1]
+
+
+def kthvalue(
+    x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k-th smallest value along `dim` (k counts from 1) and its index in a stable sort.
+
+    Raises:
+        ShapeError: `k` is outside 1..size of `dim`.
+    """
+    if x.dim() == 0:
+        values, indices = kthvalue(x[None], k, 0)
+        return values.reshape(()), indices.reshape(())
+    if not 1 <= k <= x.shape[dim]:
+        raise ShapeError(f"kthvalue: k={k} is out of range for a dimension of size {x.shape[dim]}")
+    values, indices = sort(x, dim)
+    values, indices = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    if keepdim:
+        return values.contiguous(), indices.contiguous()
+    return values.squeeze(dim).contiguous(), indices.squeeze(dim).contiguous()
+
+
+def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """Index (int64) of the largest value, the lowest one if there are several; NaN is largest."""
+    _real("argmax", x)
+    return torch.argmax(x, dim, keepdim)
+
+
+def argmin(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """Index (int64) of the smallest value, the lowest one if there are several; NaN wins."""
+    _real("argmin", x)
+    return torch.argmin(x, dim, keepdim)
+
+
+def _real(op: str, x: torch.Tensor) -> None:
+    if x.is_complex():
+        raise DTypeError(f"{op}: complex numbers have no order; sort their absolute values instead")
