@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from samebits.engines.cpu import DTYPE_CODE
-from samebits.mode.fallback import refuse, stock
+from samebits.mode.fallback import stock
 from samebits.mode.registry import aten
 from samebits.ops import embedding_bag as bag
 from samebits.ops import order, scatter
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+_STOCK_SORT_STABLE = stock("sort.stable")
+_STOCK_INDEX_ADD = stock("index_add")
+_STOCK_INDEX_REDUCE = stock("index_reduce")
+_STOCK_SCATTER_ADD = stock("scatter_add")
+_STOCK_SCATTER_REDUCE_TWO = stock("scatter_reduce.two")
+_STOCK_SCATTER_REDUCE = stock("scatter.reduce")
+_STOCK_SCATTER_VALUE_REDUCE = stock("scatter.value_reduce")
+_STOCK_INDEX_PUT_IMPL = stock("_index_put_impl_")
+_STOCK_PUT = stock("put_")
+_STOCK_BINCOUNT = stock("bincount")
+_STOCK_HISTOGRAM_BIN_CT = stock("histogram.bin_ct")
+_STOCK_SEGMENT_REDUCE = stock("segment_reduce")
+_STOCK_EMBEDDING_BAG_DENSE_BACKWARD = stock("_embedding_bag_dense_backward")
+_STOCK_EMBEDDING_DENSE_BACKWARD = stock("embedding_dense_backward")
 
 
 def _floating(x: torch.Tensor) -> bool:
@@ -25,25 +39,24 @@ def _floating(x: torch.Tensor) -> bool:
 @aten("topk")
 def topk(
     self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Pair:
+) -> Any:
     return order.topk(self, k, dim, largest)
 
 
 @aten("sort")
-def sort(self: torch.Tensor, dim: int = -1, descending: bool = False) -> Pair:
+def sort(self: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
     return order.sort(self, dim, descending)
 
 
 @aten("sort.stable")
 def sort_stable(
     self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> Pair:
-    values, indices = stock("sort.stable")(self, stable=True, dim=dim, descending=descending)
-    return values, indices
+) -> Any:
+    return _STOCK_SORT_STABLE(self, stable=True, dim=dim, descending=descending)
 
 
 @aten("kthvalue")
-def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
+def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return order.kthvalue(self, k, dim, keepdim)
 
 
@@ -53,9 +66,9 @@ def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -
 @aten("index_add")
 def index_add(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
-) -> torch.Tensor:
+) -> Any:
     if not _floating(self):
-        return _exact("index_add", self, dim, index, source, alpha=alpha)
+        return _STOCK_INDEX_ADD.by_dtype(self.dtype, self, dim, index, source, alpha=alpha)
     return scatter.index_add(self, dim, index, source, alpha)
 
 
@@ -68,18 +81,18 @@ def index_reduce(
     reduce: str,
     *,
     include_self: bool = True,
-) -> torch.Tensor:
+) -> Any:
     if not _floating(self):
-        return _exact("index_reduce", self, dim, index, source, reduce, include_self=include_self)
+        return _STOCK_INDEX_REDUCE.by_dtype(
+            self.dtype, self, dim, index, source, reduce, include_self=include_self
+        )
     return scatter.index_reduce(self, dim, index, source, reduce, include_self)
 
 
 @aten("scatter_add")
-def scatter_add(
-    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor
-) -> torch.Tensor:
+def scatter_add(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> Any:
     if not _floating(self):
-        return _exact("scatter_add", self, dim, index, src)
+        return _STOCK_SCATTER_ADD.by_dtype(self.dtype, self, dim, index, src)
     return scatter.scatter_add(self, dim, index, src)
 
 
@@ -92,10 +105,10 @@ def scatter_reduce(
     reduce: str,
     *,
     include_self: bool = True,
-) -> torch.Tensor:
+) -> Any:
     if not _floating(self):
-        return _exact(
-            "scatter_reduce.two", self, dim, index, src, reduce, include_self=include_self
+        return _STOCK_SCATTER_REDUCE_TWO.by_dtype(
+            self.dtype, self, dim, index, src, reduce, include_self=include_self
         )
     return scatter.scatter_reduce(self, dim, index, src, reduce, include_self)
 
@@ -103,18 +116,20 @@ def scatter_reduce(
 @aten("scatter.reduce")
 def scatter_with_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str
-) -> torch.Tensor:
+) -> Any:
     if not _floating(self):
-        return _exact("scatter.reduce", self, dim, index, src, reduce=reduce)
+        return _STOCK_SCATTER_REDUCE.by_dtype(self.dtype, self, dim, index, src, reduce=reduce)
     return scatter.scatter_reduce(self, dim, index, src, reduce)
 
 
 @aten("scatter.value_reduce")
 def scatter_value_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, value: float, *, reduce: str
-) -> torch.Tensor:
+) -> Any:
     if not _floating(self):
-        return _exact("scatter.value_reduce", self, dim, index, value, reduce=reduce)
+        return _STOCK_SCATTER_VALUE_REDUCE.by_dtype(
+            self.dtype, self, dim, index, value, reduce=reduce
+        )
     src = torch.full(index.shape, value, dtype=self.dtype)
     return scatter.scatter_reduce(self, dim, index, src, reduce)
 
@@ -126,21 +141,21 @@ def index_put_(
     values: torch.Tensor,
     accumulate: bool = False,
     unsafe: bool = False,
-) -> torch.Tensor:
+) -> Any:
     if accumulate and _floating(self):
         return self.copy_(scatter.index_put_accumulate(self, indices, values))
-    if accumulate and self.is_complex():
-        refuse("aten::index_put", "complex numbers are not accumulated in a fixed order")
-    result: torch.Tensor = stock("_index_put_impl_")(self, indices, values, accumulate, unsafe)
-    return result
+    args = (self, indices, values, accumulate, unsafe)
+    if accumulate:
+        return _STOCK_INDEX_PUT_IMPL.by_dtype(self.dtype, *args)
+    return _STOCK_INDEX_PUT_IMPL(*args)
 
 
 @aten("put_")
 def put_(
     self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
-) -> torch.Tensor:
+) -> Any:
     if not accumulate or not _floating(self):
-        return _exact("put_", self, index, source, accumulate)
+        return _STOCK_PUT.by_dtype(self.dtype, self, index, source, accumulate)
     size = self.numel()
     flat = torch.where(index < 0, index + size, index).reshape(-1)
     out = scatter.index_add(self.reshape(-1), 0, flat, source.reshape(-1))
@@ -148,12 +163,9 @@ def put_(
 
 
 @aten("bincount")
-def bincount(
-    self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
-) -> torch.Tensor:
+def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
     if weights is None:
-        counts: torch.Tensor = stock("bincount")(self, None, minlength)
-        return counts
+        return _STOCK_BINCOUNT(self, None, minlength)
     return scatter.bincount(self, weights, minlength)
 
 
@@ -164,7 +176,7 @@ def histogram(
     *,
     weight: torch.Tensor | None = None,
     density: bool = False,
-) -> Pair:
+) -> Any:
     edges = bins.clone()
     return scatter.histogram(self, edges, weight, density), edges
 
@@ -177,9 +189,9 @@ def histogram_bin_ct(
     range: Sequence[float] | None = None,
     weight: torch.Tensor | None = None,
     density: bool = False,
-) -> Pair:
+) -> Any:
     # Stock computes the edges; they depend on the extremes of the data, which are exact.
-    _, edges = stock("histogram.bin_ct")(self, bins, range=range)
+    _, edges = _STOCK_HISTOGRAM_BIN_CT(self, bins, range=range)
     return scatter.histogram(self, edges, weight, density), edges
 
 
@@ -194,23 +206,22 @@ def segment_reduce(
     axis: int = 0,
     unsafe: bool = False,
     initial: float | None = None,
-) -> torch.Tensor:
-    if indices is not None or axis != 0:
-        refuse("aten::segment_reduce", "only axis=0 with lengths or offsets has a contract")
-    if lengths is None:
-        assert offsets is not None
+) -> Any:
+    if lengths is None and offsets is not None:
         lengths = offsets.diff()
-    if lengths.dim() != 1:
-        refuse("aten::segment_reduce", "only 1-D lengths have a contract")
+    if indices is not None or axis != 0 or lengths is None or lengths.dim() != 1:
+        return _STOCK_SEGMENT_REDUCE.uncovered(
+            "only 1-D lengths or offsets along axis 0 have a contract",
+            data,
+            reduce,
+            lengths=lengths,
+            indices=indices,
+            offsets=offsets,
+            axis=axis,
+            unsafe=unsafe,
+            initial=initial,
+        )
     return scatter.segment_reduce(data, lengths, reduce, initial)
-
-
-def _exact(op: str, self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-    """Integers and booleans: stock is exact. Complex numbers: refused."""
-    if self.is_complex():
-        refuse(f"aten::{op}", "complex numbers are not accumulated in a fixed order")
-    result: torch.Tensor = stock(op)(self, *args, **kwargs)
-    return result
 
 
 # ---- embeddings --------------------------------------------------------------------------------
@@ -252,9 +263,21 @@ def embedding_bag_backward(
     mode: int,
     per_sample_weights: torch.Tensor | None,
     padding_idx: int = -1,
-) -> torch.Tensor:
+) -> Any:
     if scale_grad_by_freq:
-        refuse("aten::_embedding_bag_dense_backward", "scale_grad_by_freq has no contract")
+        return _STOCK_EMBEDDING_BAG_DENSE_BACKWARD.uncovered(
+            "scale_grad_by_freq has no contract",
+            grad,
+            indices,
+            offset2bag,
+            bag_size,
+            maximum_indices,
+            num_weights,
+            scale_grad_by_freq,
+            mode,
+            per_sample_weights,
+            padding_idx,
+        )
     zeros = torch.zeros((num_weights, grad.shape[1]), dtype=grad.dtype)
     if mode == 2:
         taken = maximum_indices.clamp(min=0)
@@ -275,9 +298,16 @@ def embedding_dense_backward(
     num_weights: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
-) -> torch.Tensor:
+) -> Any:
     if scale_grad_by_freq:
-        refuse("aten::embedding_dense_backward", "scale_grad_by_freq has no contract")
+        return _STOCK_EMBEDDING_DENSE_BACKWARD.uncovered(
+            "scale_grad_by_freq has no contract",
+            grad_output,
+            indices,
+            num_weights,
+            padding_idx,
+            scale_grad_by_freq,
+        )
     flat = indices.reshape(-1)
     rows = grad_output.reshape(flat.numel(), -1)
     keep = flat != padding_idx
