@@ -1,0 +1,63 @@
+"""Dependencies point downward only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import samebits
+
+ROOT = Path(samebits.__file__).parent
+#: From the top down; a package may import its own layer's members and everything below it.
+LAYERS: list[set[str]] = [
+    {"cli"},
+    {"bench", "report"},
+    {"check"},
+    {"integrations"},
+    {"mode"},
+    {"ops"},
+    {"plan"},
+    {"engines"},
+    {"contract"},
+    {"models"},
+    {"bits", "errors", "settings"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imports(path: Path) -> set[str]:
+    """First-level samebits modules that a file imports at module level or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{a.name}" for a in node.names}
+    return {name.split(".")[1] for name in found if name.startswith("samebits.")}
+
+
+def test_imports_point_downward() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        home = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if home == "__init__":
+            continue
+        assert home in LEVEL, f"{path} belongs to no layer"
+        for name in imports(path):
+            if name in LEVEL and LEVEL[name] < LEVEL[home]:
+                wrong.append(f"{path.relative_to(ROOT)} imports samebits.{name}")
+    assert not wrong, wrong
+
+
+def test_only_the_mode_patches_torch() -> None:
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] != "mode":
+            assert "torch.library.Library(" not in path.read_text(), path
+
+
+def test_contracts_use_no_torch_kernels() -> None:
+    for path in (ROOT / "contract").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            assert "torch" not in names, f"{path} imports torch at module level"
