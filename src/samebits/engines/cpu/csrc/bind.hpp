@@ -18,5 +18,6 @@ inline T* ptr(uintptr_t p) { return reinterpret_cast<T*>(p); }
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_probe(nb::module_& m);
+void bind_pointwise(nb::module_& m);
 void bind_order(nb::module_& m);
 }  // namespace samebits

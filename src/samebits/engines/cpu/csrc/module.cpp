@@ -16,5 +16,6 @@ NB_MODULE(_cpu, m) {
   m.def("max_threads", [] { return max_threads(); });
   m.def("pool_name", [] { return pool_name(); });
   bind_probe(m);
+  bind_pointwise(m);
   bind_order(m);
 }
