@@ -1,1 +1,3 @@
+"""Models that come with the package."""
+
 from __future__ import annotations
