@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from samebits.mode.state import Status
 from samebits.mode.switch import deterministic, disable, enable, status
 
-__all__ = ["deterministic", "disable", "enable", "status"]
+__all__ = ["Status", "deterministic", "disable", "enable", "status"]

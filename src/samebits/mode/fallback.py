@@ -117,8 +117,10 @@ class Stock:
 
     def __init__(self, name: str, key: str = "CPU") -> None:
         self.name = name
-        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-        self._call = torch.library.get_kernel(f"aten::{name}", key).call_boxed
+        parsed = torch._C._dispatch_key_parse(key)
+        self._keys = torch._C.DispatchKeySet(parsed)
+        qualified = name if "::" in name else f"aten::{name}"
+        self._call = torch.library.get_kernel(qualified, parsed).call_boxed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the stock kernel with the schema's own arguments."""

@@ -1,49 +1,154 @@
-"""Installing and removing the overrides."""
+"""The switch: one state for the process, turned on and off as a whole.
+
+States form a stack. `enable` and `disable` set the top of it, `deterministic` pushes one for the
+life of a block and takes its own away again, whatever happened inside. The state in force is the
+top one, for all threads; of two threads with blocks of different settings the later one decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
-import samebits.mode.aten  # noqa: F401  (fills the registry)
-from samebits.mode.registry import OVERRIDES
+from samebits.errors import LateSwitchWarning, SettingError
+from samebits.mode import fallback, flags, install, selftest
+from samebits.mode.fallback import Policy
+from samebits.mode.state import Status, describe
 
-_library: torch.library.Library | None = None
+_POLICIES = ("refuse", "warn", "allow")
 
 
-def enable() -> None:
-    """Turns the switch on in this process. Idempotent."""
-    global _library
-    if _library is not None:
-        return
-    library = torch.library.Library("aten", "IMPL")
-    for override in OVERRIDES.values():
-        library.impl(override.name, override.fn, override.key, allow_override=True)
-    _library = library
+@dataclass
+class _Frame:
+    """One entry of the stack: a policy, or None for off."""
+
+    policy: Policy | None = None
+
+
+@dataclass
+class _Process:
+    """What is installed in this process."""
+
+    installation: install.Installation = field(default_factory=install.Installation)
+    flags: flags.Flags = field(default_factory=flags.Flags)
+    on: bool = False
+
+
+_lock = threading.RLock()
+_stack: list[_Frame] = [_Frame()]
+_process = _Process()
+
+
+def enable(*, policy: str = "refuse", allow: Iterable[str] = ()) -> None:
+    """Turns the switch on in this process, for all threads. Idempotent.
+
+    Every covered operation of torch then runs under its contract, on CPU tensors, whether it is
+    called directly, by a module, under autograd, autocast, ``inference_mode``, ``vmap`` or
+    ``torch.compile``. The frameworks' own deterministic settings are turned on too.
+
+    Args:
+        policy: what happens to an operation that no contract covers: ``refuse`` raises
+            `UncoveredError`, ``warn`` warns and runs torch's kernel, ``allow`` runs it in silence.
+        allow: operations that may run uncovered in silence, e.g. ``["aten::cumsum"]``.
+
+    Raises:
+        SettingError: ``policy`` or an entry of ``allow`` is not understood.
+        SwitchError: an override is not in force, or threads flush subnormals; nothing was changed.
+    """
+    wanted = _policy(policy, allow)
+    with _lock:
+        before = _stack[-1].policy
+        _stack[-1].policy = wanted
+        try:
+            _apply()
+        except BaseException:
+            _stack[-1].policy = before
+            raise
 
 
 def disable() -> None:
-    """Turns the switch off and restores stock bits. Idempotent."""
-    global _library
-    if _library is not None:
-        _library._destroy()
-        _library = None
+    """Turns the switch off and restores torch's own kernels and flags. Idempotent.
+
+    Inside a `deterministic` block it acts until the end of the block.
+    """
+    with _lock:
+        _stack[-1].policy = None
+        _apply()
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    """The switch for a block of code."""
-    was_on = _library is not None
-    enable()
+def deterministic(*, policy: str = "refuse", allow: Iterable[str] = ()) -> Iterator[None]:
+    """The switch for a block of code, for all threads; blocks nest.
+
+    Leaving the block, also by an exception, restores the state around it. Arguments and errors are
+    those of `enable`.
+    """
+    frame = _Frame(_policy(policy, allow))
+    with _lock:
+        _stack.append(frame)
+        try:
+            _apply()
+        except BaseException:
+            _drop(frame)
+            raise
     try:
         yield
     finally:
-        if not was_on:
-            disable()
+        with _lock:
+            _drop(frame)
+            _apply()
 
 
-def status() -> bool:
-    """Whether the switch is on."""
-    return _library is not None
+def status() -> Status:
+    """What is on, covered, hit and missing in this process."""
+    with _lock:
+        return describe(_stack[-1].policy, _process.installation, _process.flags)
+
+
+def _policy(kind: str, allow: Iterable[str]) -> Policy:
+    if kind not in _POLICIES:
+        raise SettingError(f"policy={kind!r} is not understood: use one of {', '.join(_POLICIES)}")
+    if isinstance(allow, str):
+        raise SettingError(f"allow={allow!r} is one string: give a list of operation names")
+    names = frozenset(n if "::" in n else f"aten::{n}" for n in allow)
+    for name in names:
+        if not torch._C._jit_get_schemas_for_operator(name.partition(".")[0]):
+            raise SettingError(f"allow: torch has no operation {name!r}")
+    return Policy(kind, names)
+
+
+def _drop(frame: _Frame) -> None:
+    _stack[:] = [f for f in _stack if f is not frame]
+
+
+def _apply() -> None:
+    """Makes the process agree with the top of the stack."""
+    policy = _stack[-1].policy
+    if policy is None:
+        if _process.on:
+            _turn_off()
+        return
+    fallback.set_policy(policy)
+    if not _process.on:
+        try:
+            flags.apply(_process.flags)
+            _process.installation.install()
+            selftest.run()
+        except BaseException:
+            _turn_off()
+            raise
+        _process.on = True
+        for late in _process.flags.late:
+            warnings.warn(late, LateSwitchWarning, stacklevel=4)
+
+
+def _turn_off() -> None:
+    _process.installation.remove()
+    _process.flags.restore()
+    fallback.set_policy(Policy())
+    _process.on = False

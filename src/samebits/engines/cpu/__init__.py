@@ -36,6 +36,11 @@ def set_isa(name: str) -> None:
         raise SettingError(f"instruction set {name!r} is not available here: use one of {isas()}")
 
 
+def set_worker_flush(flush: bool) -> bool:
+    """Makes the workers of this thread's pool flush subnormals or not; whether one did before."""
+    return _cpu.set_worker_flush(flush)
+
+
 _forced = settings.forced_isa()
 if _forced is not None:
     set_isa(_forced)

@@ -2,4 +2,8 @@
 
 from __future__ import annotations
 
-from samebits.mode.aten import order as order
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -15,6 +15,7 @@ NB_MODULE(_cpu, m) {
   m.def("set_isa", [](const char* name) { return set_isa(name); });
   m.def("max_threads", [] { return max_threads(); });
   m.def("pool_name", [] { return pool_name(); });
+  m.def("set_worker_flush", [](bool flush) { return set_worker_flush(flush); });
   bind_probe(m);
   bind_pointwise(m);
   bind_order(m);

@@ -97,6 +97,35 @@ void parallel_run(int64_t tasks, int threads, void (*body)(void*, int64_t), void
   }
 }
 
+bool set_worker_flush(bool flush) {
+  if (!gomp() || forked.load(std::memory_order_relaxed) || gomp().in_parallel()) return false;
+  struct Request {
+    bool flush;
+    pthread_t caller;
+    std::atomic<bool> found;
+  } request{flush, pthread_self(), {false}};
+  auto body = [](void* p) {
+    auto* r = static_cast<Request*>(p);
+    if (pthread_equal(pthread_self(), r->caller)) return;
+#if defined(__x86_64__)
+    constexpr unsigned bits = 0x8040;  // flush to zero, denormals are zero
+    const unsigned found = _mm_getcsr();
+    _mm_setcsr(r->flush ? found | bits : found & ~bits);
+#elif defined(__aarch64__)
+    constexpr uint64_t bits = uint64_t{1} << 24;  // FZ
+    uint64_t found;
+    asm volatile("mrs %0, fpcr" : "=r"(found));
+    const uint64_t wanted = r->flush ? found | bits : found & ~bits;
+    asm volatile("msr fpcr, %0" ::"r"(wanted));
+#else
+    constexpr unsigned bits = 0, found = 0;
+#endif
+    if (found & bits) r->found.store(true);
+  };
+  gomp().parallel(body, &request, static_cast<unsigned>(gomp().max_threads()), 0);
+  return request.found.load();
+}
+
 const char* pool_name() noexcept { return gomp() ? "gomp" : "threads"; }
 
 }  // namespace samebits

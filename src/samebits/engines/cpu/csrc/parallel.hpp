@@ -27,6 +27,10 @@ void parallel_for(int64_t tasks, int threads, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
+/// Sets or clears flushing of subnormals in the workers of the caller's pool (they inherit it from the
+/// thread that starts them); returns whether any worker flushed. The calling thread is left alone.
+bool set_worker_flush(bool flush);
+
 /// Name of the pool in use, for `samebits env`: "gomp" (torch's own) or "threads" (started per call).
 const char* pool_name() noexcept;
 

@@ -1,0 +1,205 @@
+"""Writing the overrides and refusals into torch's dispatcher, and taking them out again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+import samebits.mode.aten  # noqa: F401  (fills the registry)
+from samebits.errors import SwitchError
+from samebits.mode import coverage
+from samebits.mode.derive import Schemas, inplace_form, out_form
+from samebits.mode.fallback import Stock, refuse
+from samebits.mode.registry import OVERRIDES
+from samebits.mode.table import Kind
+
+#: Kernels for other layouts. Their tensors may have been made before the switch was turned on.
+_LAYOUT_KEYS = ("SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU")
+#: What may still be done with such tensors: move them, look at them, make them dense.
+_LAYOUT_EXACT = """
+    _coalesced_ _dimI _dimV _indices _nnz _to_dense _values ccol_indices col_indices crow_indices
+    dequantize indices int_repr q_per_channel_axis q_per_channel_scales q_per_channel_zero_points
+    q_scale q_zero_point qscheme row_indices to_dense values
+"""
+#: Namespaces whose kernels choose by batch size or scale by batch content.
+_NAMESPACES = (
+    "quantized",
+    "_quantized",
+    "mkldnn",
+    "mkl",
+    "onednn",
+    "prepacked",
+    "mkldnn_prepacked",
+)
+
+
+class Counted:
+    """A callable that counts its calls. One integer addition: about 0.15 us a call."""
+
+    __slots__ = ("__name__", "fn", "hits")
+
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
+        self.__name__ = name
+        self.fn = fn
+        self.hits = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.hits += 1
+        return self.fn(*args, **kwargs)
+
+
+class Refusal:
+    """Stands in the place of a kernel that no contract covers."""
+
+    __slots__ = ("__name__", "_op", "_reason", "_remedy", "_stock")
+
+    def __init__(self, op: str, key: str, reason: str, remedy: str | None) -> None:
+        self.__name__ = f"refused {op}"
+        self._op, self._reason, self._remedy = op, reason, remedy
+        self._stock = Stock(op, key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        refuse(self._op, self._reason, remedy=self._remedy)
+        return self._stock(*args, **kwargs)
+
+
+Kernels = dict[tuple[str, str], Callable[..., Any]]
+
+
+@cache
+def overrides() -> dict[tuple[str, str], Counted]:
+    """Every override by (schema, key), with its derived forms."""
+    schemas = Schemas()
+    kernels = {
+        (o.name, o.key): Counted(o.name, o.fn)
+        for o in OVERRIDES.values()
+        if schemas.get(o.name) is not None
+    }
+    for (name, key), counted in list(kernels.items()):
+        if key != "CPU":
+            continue
+        for form, schema in schemas.derived(name):
+            # A form without a kernel of its own is composed of forms that have one.
+            if (form, key) in kernels or not coverage.has_kernel(form, "CPU"):
+                continue
+            is_out = any(a.is_out for a in schema.arguments)
+            fn = out_form(form, schema, counted.fn) if is_out else inplace_form(form, counted.fn)
+            kernels[(form, key)] = Counted(form, fn)
+    return kernels
+
+
+@cache
+def covered() -> frozenset[str]:
+    """Names of all schemas that have an override."""
+    return frozenset(name for name, _ in overrides())
+
+
+@cache
+def refusals() -> dict[tuple[str, str], Refusal]:
+    """Every refusal by (qualified schema, key)."""
+    out: dict[tuple[str, str], Refusal] = {}
+    for name in coverage.cpu_schemas():
+        group = coverage.classify(name, covered())
+        if group.kind is Kind.REFUSED and _installable(name):
+            out[(f"aten::{name}", "CPU")] = Refusal(f"aten::{name}", "CPU", group.why, group.remedy)
+    out.update(_other_layouts())
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        out.update(_cuda())
+    return out
+
+
+def _installable(name: str) -> bool:
+    base = name.partition(".")[0]
+    composite = coverage.has_kernel(name, "CompositeImplicitAutograd")
+    return not composite or base in coverage.REFUSED_COMPOSITES
+
+
+def _other_layouts() -> dict[tuple[str, str], Refusal]:
+    out = {}
+    layout_exact = frozenset(_LAYOUT_EXACT.split())
+    for key in _LAYOUT_KEYS:
+        why = f"no contract covers {key.removesuffix('CPU').lower()} tensors"
+        for qualified in coverage.registered(key):
+            namespace, _, name = qualified.partition("::")
+            exact = name.partition(".")[0] in layout_exact or coverage.moves_data(name)
+            if namespace == "aten" and not exact:
+                out[(qualified, key)] = Refusal(qualified, key, why, "Use a dense tensor")
+    why = "its kernels or scales may depend on the whole batch"
+    for key in ("CPU", "QuantizedCPU", "MkldnnCPU"):
+        for qualified in coverage.registered(key):
+            namespace, _, name = qualified.partition("::")
+            if namespace in _NAMESPACES and "pack" not in name:
+                out[(qualified, key)] = Refusal(qualified, key, why, None)
+    return out
+
+
+def _cuda() -> dict[tuple[str, str], Refusal]:
+    out = {}
+    for name in coverage.cpu_schemas():
+        kind = coverage.classify(name, covered()).kind
+        if kind in (Kind.COVERED, Kind.REFUSED) and coverage.has_kernel(name, "CUDA"):
+            why = "this release has contracts for CPU tensors only"
+            out[(f"aten::{name}", "CUDA")] = Refusal(f"aten::{name}", "CUDA", why, None)
+    return out
+
+
+@dataclass
+class Installation:
+    """Libraries that hold the registrations; destroying them restores torch's kernels."""
+
+    foreign: list[str] = field(default_factory=list)
+    _libraries: dict[str, Any] = field(default_factory=dict)
+
+    def install(self) -> None:
+        """Registers all overrides and refusals."""
+        self.foreign = foreign_overrides()
+        with warnings.catch_warnings():
+            # torch warns once a process that a kernel is replaced: that is what a switch does.
+            warnings.simplefilter("ignore")
+            self._register()
+
+    def _register(self) -> None:
+        for (name, key), counted in overrides().items():
+            self._impl(f"aten::{name}", counted, key)
+        for (qualified, key), refusal in refusals().items():
+            self._impl(qualified, refusal, key)
+
+    def remove(self) -> None:
+        """Takes them out again. Stacked registrations of others stay."""
+        while self._libraries:
+            self._libraries.popitem()[1]._destroy()
+
+    def _impl(self, qualified: str, fn: Callable[..., Any], key: str) -> None:
+        namespace, _, name = qualified.partition("::")
+        library = self._libraries.get(namespace)
+        if library is None:
+            library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+            self._libraries[namespace] = library
+        library.impl(name, fn, key, allow_override=True)
+
+
+def foreign_overrides() -> list[str]:
+    """Python overrides of aten that others have installed, e.g. by ``torch._native``."""
+    keys = ("/CPU", "/AutogradCPU", "/CompositeImplicitAutograd", "/CompositeExplicitAutograd")
+    return sorted(k for k in torch.library._impls if k.startswith("aten/") and k.endswith(keys))
+
+
+def verify() -> None:
+    """Asks the dispatcher whether each override is what it will run.
+
+    Raises:
+        SwitchError: one is not; it was replaced, or this torch ignores the registration.
+    """
+    get = torch.library.get_kernel
+    lost = [
+        f"aten::{name} at {key}"
+        for name, key in overrides()
+        if __file__ not in repr(get(f"aten::{name}", key))
+    ]
+    if lost:
+        raise SwitchError(f"these overrides are not in force: {', '.join(lost)}")

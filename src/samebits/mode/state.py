@@ -1,0 +1,107 @@
+"""What the switch has done to this process, as a value."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from samebits.engines import cpu
+from samebits.mode import coverage, install
+from samebits.mode.fallback import Policy
+from samebits.mode.flags import Flags
+from samebits.mode.table import Kind
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of the switch.
+
+    Attributes:
+        on: whether the overrides are in force.
+        policy: ``refuse``, ``warn`` or ``allow``; None when off.
+        allow: operations that run uncovered in silence.
+        torch: version of torch.
+        engine: the engine and its instruction set.
+        threads: threads of torch's pool, which the engine shares.
+        hits: calls of each override, since it was first installed, most used first.
+        counts: number of aten schemas of each kind (see docs/coverage.md).
+        unknown: schemas with a kernel that this release does not know; they are refused.
+        changed: flags and variables that were set, and will be restored.
+        late: what was already started, captured or configured when the switch came.
+        foreign: overrides of aten by others, found at installation.
+        notes: what else a caller should know.
+    """
+
+    on: bool
+    policy: str | None
+    allow: tuple[str, ...]
+    torch: str
+    engine: str
+    threads: int
+    hits: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        state = f"on (policy={self.policy})" if self.on else "off"
+        lines = [
+            f"samebits is {state}",
+            f"  engine     {self.engine}, {self.threads} threads, torch {self.torch}",
+            "  operations " + ", ".join(f"{n} {kind}" for kind, n in self.counts.items()),
+        ]
+        used = {name: n for name, n in self.hits.items() if n}
+        lines.append(f"  overrides  {len(self.hits)}, of which {len(used)} were used")
+        lines += [f"             {n:>9} x {name}" for name, n in list(used.items())[:12]]
+        sections = {
+            "allowed": self.allow,
+            "unknown": self.unknown,
+            "set": self.changed,
+            "too late": self.late,
+            "foreign": self.foreign,
+            "note": self.notes,
+        }
+        for title, entries in sections.items():
+            for index, entry in enumerate(entries):
+                lines.append(f"  {title if index == 0 else '':<10} {entry}")
+        return "\n".join(lines)
+
+
+def describe(policy: Policy | None, installation: install.Installation, flags: Flags) -> Status:
+    """The status of this process."""
+    hits: Counter[str] = Counter()
+    for (name, _), counted in install.overrides().items():
+        hits[f"aten::{name}"] += counted.hits
+    kinds = Counter(
+        coverage.classify(name, install.covered()).kind for name in coverage.cpu_schemas()
+    )
+    return Status(
+        on=policy is not None,
+        policy=policy.kind if policy else None,
+        allow=tuple(sorted(policy.allow)) if policy else (),
+        torch=torch.__version__,
+        engine=f"cpu ({cpu.isa()})",
+        threads=torch.get_num_threads(),
+        hits=dict(hits.most_common()),
+        counts={kind.value: kinds[kind] for kind in Kind},
+        unknown=tuple(coverage.unknown(install.covered())),
+        changed=tuple(flags.changed),
+        late=tuple(flags.late),
+        foreign=tuple(installation.foreign if policy else install.foreign_overrides()),
+        notes=tuple(flags.notes) + _notes(),
+    )
+
+
+def _notes() -> tuple[str, ...]:
+    notes = []
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        notes.append("CUDA tensors have no contracts in this release: their reductions are refused")
+    if "triton" in sys.modules:
+        notes.append("kernels written in Triton by others are not seen by the switch")
+    return tuple(notes)
