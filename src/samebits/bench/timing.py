@@ -86,8 +86,9 @@ def compare(
 
 
 def _block(fn: Callable[[], object], calls: int) -> float:
-    """Seconds of one call, from a block of them (one call before it warms caches)."""
-    fn()
+    """Seconds of one call, from a block of them; in a block of short calls one more warms caches."""
+    if calls > 1:
+        fn()
     start = time.perf_counter()
     for _ in range(calls):
         fn()

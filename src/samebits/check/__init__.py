@@ -1,1 +1,24 @@
+"""Tests whether a model or function keeps a request's bits, promise by promise."""
+
 from __future__ import annotations
+
+from samebits.check.adapters import subject_of
+from samebits.check.promises import PROMISES, TESTS
+from samebits.check.result import Case, Divergence, Layer, Outcome, Report, Speed, Test, Text
+from samebits.check.runner import Progress, check
+
+__all__ = [
+    "PROMISES",
+    "TESTS",
+    "Case",
+    "Divergence",
+    "Layer",
+    "Outcome",
+    "Progress",
+    "Report",
+    "Speed",
+    "Test",
+    "Text",
+    "check",
+    "subject_of",
+]
