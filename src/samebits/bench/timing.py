@@ -86,7 +86,7 @@ def compare(
 
 
 def _block(fn: Callable[[], object], calls: int) -> float:
-    """Seconds of one call, from a block of them; in a block of short calls one more warms caches."""
+    """Seconds of one call, from a block of them; before short ones another call warms caches."""
     if calls > 1:
         fn()
     start = time.perf_counter()

@@ -71,10 +71,22 @@ class Event:
     axis: int
     pieces: list[torch.Tensor] = field(default_factory=list)
 
-    def value(self) -> torch.Tensor:
-        """The pieces joined along the token axis."""
+    def add(self, piece: torch.Tensor, axis: int) -> None:
+        """Appends the piece of a further call; pieces that do not join up make it worthless."""
+        if axis != self.axis or (self.pieces and piece.dim() != self.pieces[0].dim()):
+            self.axis = -2
+        self.pieces.append(piece)
+
+    def value(self) -> torch.Tensor | None:
+        """The pieces joined along the token axis; None when that cannot be done."""
+        if self.axis == -2:
+            return None
         if len(self.pieces) == 1 or self.axis < 0:
             return self.pieces[0]
+        kept = self.pieces[0].shape[: self.axis] + self.pieces[0].shape[self.axis + 1 :]
+        for piece in self.pieces:
+            if piece.shape[: self.axis] + piece.shape[self.axis + 1 :] != kept:
+                return None
         return torch.cat(self.pieces, self.axis)
 
 
@@ -191,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if part is None:
                 return
             cut, axis = part
-            into.setdefault(key, Event(*key[:2], shapes, axis)).pieces.append(cut.clone())
+            into.setdefault(key, Event(*key[:2], shapes, axis)).add(cut.clone(), axis)
         finally:
             self._within = False
 
@@ -254,7 +266,7 @@ def first_divergence(
 def _compare(a: Event, b: Event) -> Difference | None:
     """The difference of two events, or None when they cannot be compared."""
     x, y = a.value(), b.value()
-    if x.shape != y.shape or x.dtype != y.dtype:
+    if x is None or y is None or x.shape != y.shape or x.dtype != y.dtype:
         return None
     return difference((x,), (y,))
 
