@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from samebits.bench.timing import Row, compare, measure
+from samebits.bench.timing import Row, compare
+from samebits.check.timing import measure
 
 AREAS: tuple[str, ...] = ()
 

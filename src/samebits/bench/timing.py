@@ -1,17 +1,11 @@
-"""Timing of stock torch against the switch, in turns and in one run, so that noise hits both."""
+"""Lines of cost tables."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from statistics import median
 
-from samebits.mode import deterministic
-
-Switch = Callable[[], AbstractContextManager[object]]
+from samebits.check.timing import measure
 
 
 @dataclass(frozen=True)
@@ -38,39 +32,6 @@ class Row:
         return None if self.stock is None or not self.ours else self.stock / self.ours
 
 
-def measure(
-    fn: Callable[[], object],
-    *,
-    ours: Callable[[], object] | None = None,
-    switch: Switch = deterministic,
-    seconds: float = 0.4,
-    rounds: int = 7,
-) -> tuple[float, float]:
-    """Median seconds of one call: stock, then with the switch on.
-
-    Rounds alternate between the two, each round times a block of calls, and the first round of each
-    is thrown away.
-
-    Args:
-        fn: what is timed. With `ours` given it is only timed on stock torch.
-        ours: another function to time under the switch instead of `fn`.
-        switch: the switch (a context manager factory).
-        seconds: the time to spend, roughly.
-        rounds: how many blocks each side gets.
-    """
-    ours = ours or fn
-    start = time.perf_counter()
-    fn()
-    fn_seconds = max(time.perf_counter() - start, 1e-7)
-    calls = max(1, math.floor(seconds / (2 * rounds) / fn_seconds))
-    stock_times, our_times = [], []
-    for _ in range(rounds + 1):
-        stock_times.append(_block(fn, calls))
-        with switch():
-            our_times.append(_block(ours, calls))
-    return median(stock_times[1:]), median(our_times[1:])
-
-
 def compare(
     area: str,
     name: str,
@@ -83,13 +44,3 @@ def compare(
     """`measure` as a `Row`."""
     stock, with_switch = measure(fn, ours=ours, seconds=seconds)
     return Row(area, name, stock, with_switch, target)
-
-
-def _block(fn: Callable[[], object], calls: int) -> float:
-    """Seconds of one call, from a block of them; before short ones another call warms caches."""
-    if calls > 1:
-        fn()
-    start = time.perf_counter()
-    for _ in range(calls):
-        fn()
-    return (time.perf_counter() - start) / calls

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from samebits.bench.timing import Switch
 from samebits.check.adapters import subject_of
 from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.environment import environment
 from samebits.check.promises import select
 from samebits.check.result import Case, Divergence, Outcome, Report, Speed, Test, Text
-from samebits.check.sides import stock
 from samebits.check.speed import speed_of, texts_of
 from samebits.check.subject import NotApplicable, NotRowwise, Probe, Subject
+from samebits.check.timing import Switch
 from samebits.check.trace import first_divergence
-from samebits.mode import deterministic
+from samebits.mode import deterministic, stock
 
 Side = Literal["stock", "switched"]
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from samebits import bits
-from samebits.bench.timing import Switch, measure
 from samebits.check.functions import FunctionSubject
 from samebits.check.result import Speed, Text
-from samebits.check.sides import stock
 from samebits.check.subject import Subject
+from samebits.check.timing import Switch, measure
 from samebits.check.tokens import (
     LARGE_PARAMETERS,
     Decoder,
@@ -20,6 +19,7 @@ from samebits.check.tokens import (
     EncoderSubject,
     pack,
 )
+from samebits.mode import stock
 
 
 def speed_of(subject: Subject, switch: Switch) -> Iterator[Speed]:
@@ -57,8 +57,7 @@ def _speed(
     seconds: float,
     rounds: int,
 ) -> Speed:
-    with stock():
-        before, after = measure(call, switch=switch, seconds=seconds, rounds=rounds)
+    before, after = measure(call, switch=switch, seconds=seconds, rounds=rounds)
     return Speed(label, unit, before / units, after / units)
 
 

@@ -88,7 +88,20 @@ def deterministic(*, policy: str = "refuse", allow: Iterable[str] = ()) -> Itera
     Leaving the block, also by an exception, restores the state around it. Arguments and errors are
     those of `enable`.
     """
-    frame = _Frame(_policy(policy, allow))
+    with _block(_Frame(_policy(policy, allow))):
+        yield
+
+
+@contextmanager
+def stock() -> Iterator[None]:
+    """torch's own kernels and flags for a block of code, whatever the state around it."""
+    with _block(_Frame()):
+        yield
+
+
+@contextmanager
+def _block(frame: _Frame) -> Iterator[None]:
+    """The state of `frame` until the end of the block."""
     with _lock:
         _stack.append(frame)
         try:
