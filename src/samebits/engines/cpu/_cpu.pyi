@@ -55,4 +55,64 @@ def embedding_bag(
 def pointwise_unary_ops() -> list[str]: ...
 def pointwise_unary(
     op: int, dtype: int, x: int, y: int, n: int, p0: float, p1: float, p2: float
+def reduce(
+    kind: int,
+    x: int,
+    dtype: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    axes: tuple[int, ...],
+    out: int,
+    out_dtype: int,
+    correction: float,
+    mean_out: int,
+) -> None: ...
+def softmax(
+    x: int, dtype: int, rows: int, n: int, stride: int, out: int, out_dtype: int, log: bool
+) -> None: ...
+def softmax_apply(
+    x: int,
+    dtype: int,
+    outer: int,
+    n: int,
+    inner: int,
+    m: int,
+    s: int,
+    out: int,
+    out_dtype: int,
+    log: bool,
+) -> None: ...
+def token_logprob(
+    x: int, dtype: int, rows: int, n: int, stride: int, ids: int, out: int, out_dtype: int
+) -> bool: ...
+def norm(
+    centred: bool,
+    x: int,
+    dtype: int,
+    rows: int,
+    n: int,
+    stride: int,
+    weight: int,
+    bias: int,
+    same_type: bool,
+    eps: float,
+    out: int,
+    mean: int,
+    rstd: int,
+) -> None: ...
+def affine(
+    x: int,
+    dtype: int,
+    batch: int,
+    channels: int,
+    space: int,
+    groups: int,
+    mean: int,
+    rstd: int,
+    weight: int,
+    bias: int,
+    out: int,
+) -> None: ...
+def scan(
+    product: bool, x: int, dtype: int, outer: int, n: int, inner: int, out: int, out_dtype: int
 ) -> None: ...

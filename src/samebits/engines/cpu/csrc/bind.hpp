@@ -19,5 +19,7 @@ using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_probe(nb::module_& m);
 void bind_pointwise(nb::module_& m);
+void bind_reduce(nb::module_& m);
+void bind_norm(nb::module_& m);
 void bind_order(nb::module_& m);
 }  // namespace samebits

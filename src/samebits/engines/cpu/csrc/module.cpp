@@ -18,5 +18,7 @@ NB_MODULE(_cpu, m) {
   m.def("set_worker_flush", [](bool flush) { return set_worker_flush(flush); });
   bind_probe(m);
   bind_pointwise(m);
+  bind_reduce(m);
+  bind_norm(m);
   bind_order(m);
 }

@@ -1,0 +1,108 @@
+// The row tree, for every reduction along a row: leaves of 1024 consecutive elements; sixteen lanes
+// inside a leaf (lane = index mod 16), each from the identity upwards; lanes folded 8-4-2-1; leaves
+// folded pairwise like a binary counter. Nothing else decides bits, so which leaves or rows run
+// together, in which thread, and where the reduced axis lies in memory are free.
+#pragma once
+#include "vec.hpp"
+
+namespace samebits::SB_ISA {
+
+constexpr int64_t kLeaf = 1024;
+
+// What joins two partial results: sums, products, and the two extrema (NaN wins).
+struct Sum {
+  static F16 identity() { return zero(); }
+  static F16 join(F16 a, F16 b) { return add(a, b); }
+  static float join(float a, float b) { return a + b; }
+  static float fold_lanes(F16 v) { return fold(v); }
+};
+
+template <class J>
+static inline float fold_lanes_by(F16 v) {
+  float t[32] = {};
+  for (int w = 8; w >= 1; w /= 2) {
+    store_f32(t, v);
+    v = J::join(v, load_f32(t + w));
+  }
+  store_f32(t, v);
+  return t[0];
+}
+
+struct Product {
+  static F16 identity() { return set1(1.0f); }
+  static F16 join(F16 a, F16 b) { return mul(a, b); }
+  static float join(float a, float b) { return a * b; }
+  static float fold_lanes(F16 v) { return fold_lanes_by<Product>(v); }
+};
+
+struct Max {
+  static F16 identity() { return set1(-__builtin_inff()); }
+  static F16 join(F16 a, F16 b) { return select(is_nan(a), a, vmax(a, b)); }
+  static float join(float a, float b) { return a != a || a > b ? a : b; }
+  static float fold_lanes(F16 v) { return fold_lanes_by<Max>(v); }
+};
+
+struct Min {
+  static F16 identity() { return set1(__builtin_inff()); }
+  static F16 join(F16 a, F16 b) { return select(is_nan(a), a, vmin(a, b)); }
+  static float join(float a, float b) { return a != a || a < b ? a : b; }
+  static float fold_lanes(F16 v) { return fold_lanes_by<Min>(v); }
+};
+
+/// Folds leaves as they come: a finished leaf carries up while its level is occupied. An aligned
+/// group of 2^j leaves is a subtree, so groups may be folded apart and pushed as if they were leaves.
+template <class J>
+struct Counter {
+  float level[40];
+  uint64_t count = 0;
+
+  void push(float v) {
+    int l = 0;
+    for (uint64_t c = count; c & 1; c >>= 1) v = J::join(level[l++], v);
+    level[l] = v;
+    ++count;
+  }
+  float total() const {
+    if (count == 0) {
+      float t[16];
+      store_f32(t, J::identity());
+      return t[0];
+    }
+    int l = __builtin_ctzll(count);
+    float acc = level[l];
+    for (++l; count >> l; ++l)
+      if ((count >> l) & 1) acc = J::join(level[l], acc);
+    return acc;
+  }
+};
+
+/// Reduces elements [k0, k1) of R rows; k0 is a multiple of the leaf. `step(acc, row, k)` takes the
+/// sixteen elements at k into acc, `step.part(acc, row, k, count)` the first `count` of them.
+/// Several rows (or four leaves of one row) run at once, which hides the latency of the additions.
+template <class J, int R, class Step>
+static inline void reduce_rows(const Step& step, int64_t k0, int64_t k1, float* out) {
+  Counter<J> counter[R];
+  int64_t k = k0;
+  if constexpr (R == 1) {
+    for (; k + 4 * kLeaf <= k1; k += 4 * kLeaf) {
+      F16 a[4] = {J::identity(), J::identity(), J::identity(), J::identity()};
+      for (int64_t i = k; i < k + kLeaf; i += 16)
+        for (int s = 0; s < 4; ++s) a[s] = step(a[s], 0, i + s * kLeaf);
+      for (int s = 0; s < 4; ++s) counter[0].push(J::fold_lanes(a[s]));
+    }
+  }
+  for (; k < k1; k += kLeaf) {
+    const int64_t end = k1 < k + kLeaf ? k1 : k + kLeaf;
+    F16 a[R];
+    for (int r = 0; r < R; ++r) a[r] = J::identity();
+    int64_t i = k;
+    for (; i + 16 <= end; i += 16)
+      for (int r = 0; r < R; ++r) a[r] = step(a[r], r, i);
+    if (i < end)
+      for (int r = 0; r < R; ++r) a[r] = step.part(a[r], r, i, static_cast<int>(end - i));
+    for (int r = 0; r < R; ++r) counter[r].push(J::fold_lanes(a[r]));
+  }
+  for (int r = 0; r < R; ++r) out[r] = counter[r].total();
+}
+
+}  // namespace samebits::SB_ISA

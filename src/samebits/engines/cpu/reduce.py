@@ -1,0 +1,117 @@
+"""Launcher of reductions (csrc/bind_reduce.cpp): any strides, any set of axes, one tree."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE, _cpu
+
+KINDS: dict[str, int] = {
+    name: code
+    for code, name in enumerate(
+        (
+            "sum",
+            "mean",
+            "var",
+            "std",
+            "prod",
+            "nansum",
+            "norm0",
+            "norm1",
+            "norm2",
+            "norm_inf",
+            "norm_neg_inf",
+            "logsumexp",
+            "max",
+            "exp_sum",
+        )
+    )
+}
+
+
+def reduce(
+    kind: int,
+    x: torch.Tensor,
+    axes: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype,
+    correction: float = 0.0,
+) -> torch.Tensor:
+    """Reduces `x` over `axes` (each once, counted from the front) into a tensor of `dtype`.
+
+    Args:
+        kind: a value of `KINDS`.
+        x: fp32, bf16 or fp16 with any strides; `dtype` is one of those as well.
+        correction: subtracted from the number of elements in ``var`` and ``std``.
+    """
+    shape = x.shape
+    out = torch.empty(_kept(shape, axes, keepdim), dtype=dtype)
+    _cpu.reduce(
+        kind,
+        x.data_ptr(),
+        DTYPE_CODE[x.dtype],
+        shape,
+        x.stride(),
+        axes,
+        out.data_ptr(),
+        DTYPE_CODE[dtype],
+        correction,
+        0,
+    )
+    return out
+
+
+def reduce_with_mean(
+    kind: int,
+    x: torch.Tensor,
+    axes: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype,
+    correction: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``var`` or ``std`` together with the mean, which is computed anyway."""
+    shape = _kept(x.shape, axes, keepdim)
+    out, mean = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    _cpu.reduce(
+        kind,
+        x.data_ptr(),
+        DTYPE_CODE[x.dtype],
+        x.shape,
+        x.stride(),
+        axes,
+        out.data_ptr(),
+        DTYPE_CODE[dtype],
+        correction,
+        mean.data_ptr(),
+    )
+    return out, mean
+
+
+def exp_sum(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maximum m of `x` along `axis` and the sum of ``exp(x - m)``, both fp32, axis dropped."""
+    shape = _kept(x.shape, (axis,), False)
+    total, maximum = torch.empty(shape), torch.empty(shape)
+    _cpu.reduce(
+        KINDS["exp_sum"],
+        x.data_ptr(),
+        DTYPE_CODE[x.dtype],
+        x.shape,
+        x.stride(),
+        (axis,),
+        total.data_ptr(),
+        0,
+        0.0,
+        maximum.data_ptr(),
+    )
+    return maximum, total
+
+
+def _kept(shape: torch.Size, axes: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
+    rank = len(shape)
+    if not keepdim:
+        if len(axes) == rank:
+            return ()
+        if axes[0] == rank - 1:
+            return shape[:-1]
+        return tuple(size for i, size in enumerate(shape) if i not in axes)
+    return tuple(1 if i in axes else size for i, size in enumerate(shape))
