@@ -1,0 +1,165 @@
+"""RMS norm, layer norm, group norm, and batch norm with given statistics.
+
+Everything in fp32 from exactly widened inputs, sums by the row tree (see `samebits.ops.reduce`) over
+the normalised elements in row-major order, one rounding at the end:
+
+- rms_norm: ``r = 1 / sqrt(sum(fma(x, x, acc)) / n + eps)``, ``t = x * r``;
+- layer_norm, group_norm: ``mean = sum(x) / n``; ``d = x - mean``;
+  ``r = 1 / sqrt(sum(fma(d, d, acc)) / n + eps)``; ``t = d * r``;
+- batch_norm: ``r = 1 / sqrt(var + eps)``, ``t = (x - mean) * r``;
+
+then ``fma(t, weight, bias)``, or ``t * weight``, or ``t + bias``. Division and square root are IEEE.
+Batch norm that takes its statistics from the batch depends on the batch by definition: refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from samebits.engines.cpu import norm as engine
+from samebits.errors import ShapeError
+from samebits.ops.checks import engine_tensor
+
+#: What torch takes for eps=None in rms_norm.
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+
+
+def row_length(
+    op: str,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    *parameters: torch.Tensor | None,
+) -> int:
+    """Elements in one normalised row.
+
+    Raises:
+        ShapeError: `normalized_shape` is not the end of x's shape, or a parameter has another one.
+    """
+    shape = tuple(normalized_shape)
+    if not shape or x.shape[x.dim() - len(shape) :] != shape:
+        raise ShapeError(f"{op}: {tuple(x.shape)} does not end in normalized_shape {shape}")
+    for p in parameters:
+        if p is not None and p.shape != shape:
+            raise ShapeError(f"{op}: a weight or bias of shape {tuple(p.shape)}, not {shape}")
+    return shape[0] if len(shape) == 1 else math.prod(shape)
+
+
+def _parameters(op: str, *parameters: torch.Tensor | None) -> None:
+    for p in parameters:
+        if p is not None:
+            engine_tensor(op, p)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """RMS norm over the last ``len(normalized_shape)`` axes.
+
+    Args:
+        x: [..., *normalized_shape] fp32, bf16 or fp16.
+        weight: `normalized_shape`, any of those dtypes.
+        eps: default: the machine epsilon of x's dtype.
+
+    Returns:
+        A contiguous tensor with shape and dtype of `x`.
+
+    Raises:
+        DTypeError, ShapeError: see `checks` and `row_length`.
+    """
+    x = engine_tensor("rms_norm", x)
+    _parameters("rms_norm", weight)
+    n = row_length("rms_norm", x, normalized_shape, weight)
+    eps = EPS[x.dtype] if eps is None else eps
+    return engine.norm(x, n, weight, None, eps, centred=False)[0]
+
+
+def layer_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Layer norm over the last ``len(normalized_shape)`` axes; arguments as `rms_norm`."""
+    x = engine_tensor("layer_norm", x)
+    _parameters("layer_norm", weight, bias)
+    n = row_length("layer_norm", x, normalized_shape, weight, bias)
+    return engine.norm(x, n, weight, bias, eps, centred=True)[0]
+
+
+def group_norm(
+    x: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Group norm of `x` [batch, channels, ...] over groups of neighbouring channels.
+
+    Args:
+        x: fp32, bf16 or fp16.
+        weight, bias: [channels].
+
+    Raises:
+        ShapeError: channels do not divide into groups, or a parameter has another shape.
+        DTypeError: see `checks`.
+    """
+    x = engine_tensor("group_norm", x)
+    _parameters("group_norm", weight, bias)
+    if x.dim() < 2 or num_groups < 1 or x.shape[1] % num_groups:
+        raise ShapeError(f"group_norm: {tuple(x.shape)} does not divide into {num_groups} groups")
+    _per_channel("group_norm", x.shape[1], weight, bias)
+    return engine.group_norm(x.contiguous(), num_groups, weight, bias, eps)[0]
+
+
+def batch_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Batch norm of `x` [batch, channels, ...] with given statistics (evaluation mode).
+
+    Args:
+        x: fp32, bf16 or fp16.
+        running_mean, running_var, weight, bias: [channels].
+
+    Raises:
+        ShapeError: a statistic or parameter has another shape.
+        DTypeError: see `checks`.
+    """
+    x = engine_tensor("batch_norm", x)
+    _parameters("batch_norm", running_mean, running_var, weight, bias)
+    if x.dim() < 2:
+        raise ShapeError(f"batch_norm: {tuple(x.shape)} has no channel axis")
+    _per_channel("batch_norm", x.shape[1], running_mean, running_var, weight, bias)
+    return batch_norm_with(x, running_mean, running_var, weight, bias, eps)[0]
+
+
+def batch_norm_with(
+    x: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batch norm, and the fp32 mean and reciprocal deviation that it used."""
+    mean = running_mean.to(torch.float32).contiguous()
+    rstd = 1.0 / torch.sqrt(running_var.to(torch.float32) + eps)
+    space = math.prod(x.shape[2:])
+    return engine.affine(x.contiguous(), space, 0, mean, rstd, weight, bias), mean, rstd
+
+
+def _per_channel(op: str, channels: int, *parameters: torch.Tensor | None) -> None:
+    for p in parameters:
+        if p is not None and p.shape != (channels,):
+            raise ShapeError(f"{op}: a parameter of shape {tuple(p.shape)}, not ({channels},)")
