@@ -55,6 +55,7 @@ def embedding_bag(
 def pointwise_unary_ops() -> list[str]: ...
 def pointwise_unary(
     op: int, dtype: int, x: int, y: int, n: int, p0: float, p1: float, p2: float
+) -> None: ...
 def reduce(
     kind: int,
     x: int,

@@ -111,7 +111,7 @@ def _kept(shape: torch.Size, axes: tuple[int, ...], keepdim: bool) -> tuple[int,
     if not keepdim:
         if len(axes) == rank:
             return ()
-        if axes[0] == rank - 1:
+        if axes == (rank - 1,):
             return shape[:-1]
         return tuple(size for i, size in enumerate(shape) if i not in axes)
     return tuple(1 if i in axes else size for i, size in enumerate(shape))

@@ -204,7 +204,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     if not _direct(input, weight):
-        return torch._fused_rms_norm(input, normalized_shape, weight, eps)[0]
+        return torch._fused_rms_norm(input, tuple(normalized_shape), weight, eps)[0]
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
     eps = norm.EPS[input.dtype] if eps is None else eps
     return engine.norm(input, n, weight, None, eps, centred=False)[0]
@@ -354,7 +354,7 @@ def instance_norm(
     return torch.group_norm(input, input.shape[1], weight, bias, eps)
 
 
-# ---- batch norm with given statistics --------------------------------------------------------------
+# ---- batch norm with given statistics -----------------------------------------------------------
 
 _NATIVE_BATCH_NORM = stock("native_batch_norm")
 _BATCH_NORM_LEGIT = stock("_native_batch_norm_legit")

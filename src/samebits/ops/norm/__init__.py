@@ -1,6 +1,6 @@
 """RMS norm, layer norm, group norm, and batch norm with given statistics.
 
-Everything in fp32 from exactly widened inputs, sums by the row tree (see `samebits.ops.reduce`) over
+Everything in fp32 from exactly widened inputs, sums by the row tree (`samebits.ops.reduce`) over
 the normalised elements in row-major order, one rounding at the end:
 
 - rms_norm: ``r = 1 / sqrt(sum(fma(x, x, acc)) / n + eps)``, ``t = x * r``;
@@ -8,7 +8,7 @@ the normalised elements in row-major order, one rounding at the end:
   ``r = 1 / sqrt(sum(fma(d, d, acc)) / n + eps)``; ``t = d * r``;
 - batch_norm: ``r = 1 / sqrt(var + eps)``, ``t = (x - mean) * r``;
 
-then ``fma(t, weight, bias)``, or ``t * weight``, or ``t + bias``. Division and square root are IEEE.
+then ``fma(t, weight, bias)``, or ``t * weight``, or ``t + bias``. Division and root are IEEE.
 Batch norm that takes its statistics from the batch depends on the batch by definition: refused.
 """
 

@@ -1,15 +1,16 @@
 """Reductions with the row tree: sum, mean, var, std, norms, prod, nansum, logsumexp.
 
-The reduced axes, in row-major order, are one row of n elements. Leaves of 1024 consecutive elements;
-in a leaf 16 lanes (lane = index mod 16), each accumulated upwards from the identity in fp32; lanes
-folded 8-4-2-1; leaves folded pairwise like a binary counter. One rounding, to the result's dtype.
+The reduced axes, in row-major order, are one row of n elements. Leaves hold 1024 consecutive
+elements; in a leaf 16 lanes (lane = index mod 16), each accumulated upwards from the identity in
+fp32; lanes folded 8-4-2-1; leaves folded pairwise like a binary counter. One rounding, to the
+result's dtype.
 
 The tree depends on n alone: not on the other outputs, nor on strides, threads or instruction set.
 
 Sums of squares use fma; ``mean`` is sum / n; ``var`` has two passes, the mean and then the sum of
 ``fma(d, d, acc)`` with ``d = x - mean``, divided by ``n - correction``; ``std`` and the 2-norm are
-IEEE square roots; ``logsumexp`` is ``log(sum(exp(x - m))) + m`` with the exact maximum m (0 if it is
-infinite). NaN and Inf behave as in torch; a NaN result is the canonical quiet NaN.
+IEEE square roots; ``logsumexp`` is ``log(sum(exp(x - m))) + m`` with the exact maximum m (0 if
+it is infinite). NaN and Inf behave as in torch; a NaN result is the canonical quiet NaN.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 With m the exact maximum along `dim` and s the sum of ``exp(x - m)`` by the row tree (see
 `samebits.ops.reduce`): ``softmax = exp(x - m) / s`` (IEEE division) and
-``log_softmax = (x - m) - log(s)``, in fp32 with one rounding to the result's dtype; exp and log are
-those of `samebits.contract.functions`. A row that is all -inf, or holds +inf or NaN, gives NaN as in
-torch.
+``log_softmax = (x - m) - log(s)``, in fp32 with one rounding to the result's dtype; exp and log
+are those of `samebits.contract.functions`. A row that is all -inf, or holds +inf or NaN, gives NaN
+as in torch.
 """
 
 from __future__ import annotations
