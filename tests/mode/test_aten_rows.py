@@ -93,6 +93,14 @@ def test_close_to_stock(name: str) -> None:
             assert error.max() < tolerance
 
 
+def test_default_eps_is_that_of_stock() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.full((1, 8), 2.0**-11).to(dtype)
+        with sb.deterministic():
+            ours = F.rms_norm(x, (8,))
+        torch.testing.assert_close(ours, F.rms_norm(x, (8,)), rtol=1e-5, atol=0)
+
+
 ROWWISE = ["softmax", "log_softmax", "layer_norm", "rms_norm", "mean_last", "var", "cumprod"]
 
 

@@ -7,6 +7,3 @@ import pkgutil
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-from samebits.mode.aten import norm as norm
-from samebits.mode.aten import order as order
-from samebits.mode.aten import reduce as reduce

@@ -206,7 +206,7 @@ def rms_norm(
     if not _direct(input, weight):
         return torch._fused_rms_norm(input, tuple(normalized_shape), weight, eps)[0]
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
-    eps = norm.EPS[input.dtype] if eps is None else eps
+    eps = norm.EPS if eps is None else eps
     return engine.norm(input, n, weight, None, eps, centred=False)[0]
 
 
@@ -224,7 +224,7 @@ def fused_rms_norm(
         reason = f"no contract covers {input.dtype} with this weight"
         return _FUSED_RMS_NORM.uncovered(reason, input, normalized_shape, weight, eps)
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
-    eps = norm.EPS[input.dtype] if eps is None else eps
+    eps = norm.EPS if eps is None else eps
     out, _, rstd = engine.norm(input, n, weight, None, eps, centred=False, statistics=_F32)
     kept = input.dim() - len(normalized_shape)
     return out, _viewed(rstd, (*input.shape[:kept], *(1 for _ in normalized_shape)))

@@ -344,3 +344,17 @@ def nll_loss2d_forward(
     rows = self.movedim(1, -1).reshape(-1, self.shape[1])
     loss, total = _nll(rows, target.reshape(-1), weight, reduction, ignore_index)
     return (loss.view(target.shape) if reduction == _NONE else loss), total
+
+
+# Each element of these gradients is one product and one quotient: stock is exact.
+_NLL_BACKWARD, _NLL_2D_BACKWARD = stock("nll_loss_backward"), stock("nll_loss2d_backward")
+
+
+@aten("nll_loss_backward")
+def nll_loss_backward(*args: Any) -> Any:
+    return _NLL_BACKWARD(*args)
+
+
+@aten("nll_loss2d_backward")
+def nll_loss2d_backward(*args: Any) -> Any:
+    return _NLL_2D_BACKWARD(*args)

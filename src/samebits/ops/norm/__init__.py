@@ -23,8 +23,8 @@ from samebits.engines.cpu import norm as engine
 from samebits.errors import ShapeError
 from samebits.ops.checks import engine_tensor
 
-#: What torch takes for eps=None in rms_norm.
-EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+#: What torch takes for eps=None in rms_norm, whatever the dtype: it computes in fp32.
+EPS = torch.finfo(torch.float32).eps
 
 
 def row_length(
@@ -64,7 +64,7 @@ def rms_norm(
     Args:
         x: [..., *normalized_shape] fp32, bf16 or fp16.
         weight: `normalized_shape`, any of those dtypes.
-        eps: default: the machine epsilon of x's dtype.
+        eps: default: the machine epsilon of fp32.
 
     Returns:
         A contiguous tensor with shape and dtype of `x`.
@@ -75,7 +75,7 @@ def rms_norm(
     x = engine_tensor("rms_norm", x)
     _parameters("rms_norm", weight)
     n = row_length("rms_norm", x, normalized_shape, weight)
-    eps = EPS[x.dtype] if eps is None else eps
+    eps = EPS if eps is None else eps
     return engine.norm(x, n, weight, None, eps, centred=False)[0]
 
 
