@@ -116,4 +116,43 @@ def affine(
 ) -> None: ...
 def scan(
     product: bool, x: int, dtype: int, outer: int, n: int, inner: int, out: int, out_dtype: int
+def linear(
+    x: int,
+    w: int,
+    bias: int,
+    out: int,
+    rows: int,
+    n: int,
+    k: int,
+    w_row: int,
+    w_col: int,
+    dtype: int,
+    out_dtype: int,
+) -> None: ...
+def gemm(
+    x: int,
+    w: int,
+    c: int,
+    out: int,
+    batch: int,
+    rows: int,
+    n: int,
+    k: int,
+    x_batch: int,
+    x_row: int,
+    x_col: int,
+    w_batch: int,
+    w_row: int,
+    w_col: int,
+    c_batch: int,
+    c_row: int,
+    c_col: int,
+    out_batch: int,
+    out_row: int,
+    out_col: int,
+    dtype: int,
+    c_dtype: int,
+    out_dtype: int,
+    alpha: float,
+    beta: float,
 ) -> None: ...

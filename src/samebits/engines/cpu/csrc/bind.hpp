@@ -21,5 +21,6 @@ void bind_probe(nb::module_& m);
 void bind_pointwise(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_norm(nb::module_& m);
+void bind_gemm(nb::module_& m);
 void bind_order(nb::module_& m);
 }  // namespace samebits

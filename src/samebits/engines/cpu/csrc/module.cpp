@@ -20,5 +20,6 @@ NB_MODULE(_cpu, m) {
   bind_pointwise(m);
   bind_reduce(m);
   bind_norm(m);
+  bind_gemm(m);
   bind_order(m);
 }

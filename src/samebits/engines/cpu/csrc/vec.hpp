@@ -7,6 +7,7 @@
 //   select(m, a, b)            lane of a where m is set, else of b
 //   fold(v)                    lane i += lane i+8, then i+4, i+2, i+1; lane 0: the lanes(16) fold
 //   fold16(v[16])              lane j = fold(v[j])
+//   transpose16(v[16])         lane j of v[i] <-> lane i of v[j]
 //   load_part/store_part       the first n lanes (0 <= n <= 16); missing lanes read as +0
 //   load<T>, store<T>          T = float, bf16, f16: widening is exact, narrowing rounds to nearest
 //                              even, and a stored NaN is the canonical quiet NaN

@@ -166,4 +166,36 @@ static inline __m256 fold8(const F16* a) {  // lane j = fold(a[j]), j < 8
 static inline F16 fold16(const F16* a) { return {fold8(a), fold8(a + 8)}; }
 #undef SB_F
 
+static inline void transpose8(__m256* r) {
+  __m256 t[8], u[8];
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i)
+    for (int h = 0; h < 2; ++h) {
+      __m256d x = _mm256_castps_pd(t[4 * i + h]), y = _mm256_castps_pd(t[4 * i + 2 + h]);
+      u[4 * i + 2 * h] = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
+      u[4 * i + 2 * h + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+    }
+  for (int c = 0; c < 4; ++c) {
+    r[c] = _mm256_permute2f128_ps(u[c], u[4 + c], 0x20);
+    r[4 + c] = _mm256_permute2f128_ps(u[c], u[4 + c], 0x31);
+  }
+}
+static inline void transpose16(F16* a) {  // four 8x8 blocks
+  __m256 q[4][8];
+  for (int i = 0; i < 8; ++i) {
+    q[0][i] = a[i].lo;
+    q[1][i] = a[i].hi;
+    q[2][i] = a[i + 8].lo;
+    q[3][i] = a[i + 8].hi;
+  }
+  for (int i = 0; i < 4; ++i) transpose8(q[i]);
+  for (int i = 0; i < 8; ++i) {
+    a[i] = {q[0][i], q[2][i]};
+    a[i + 8] = {q[1][i], q[3][i]};
+  }
+}
+
 }  // namespace samebits::SB_ISA

@@ -115,4 +115,26 @@ static inline F16 fold16(const F16* a) {
   return {_mm512_permutexvar_ps(order, r)};
 }
 
+static inline void transpose16(F16* a) {
+  __m512 t[16], u[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(a[2 * i].v, a[2 * i + 1].v);
+    t[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i].v, a[2 * i + 1].v);
+  }
+  for (int i = 0; i < 4; ++i)  // u[4i + c], part p: column 4p + c of rows 4i .. 4i+3
+    for (int h = 0; h < 2; ++h) {
+      __m512d x = _mm512_castps_pd(t[4 * i + h]), y = _mm512_castps_pd(t[4 * i + 2 + h]);
+      u[4 * i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+      u[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+    }
+  for (int c = 0; c < 4; ++c) {
+    __m512 even0 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), odd0 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
+    __m512 even1 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88), odd1 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+    a[c].v = _mm512_shuffle_f32x4(even0, even1, 0x88);
+    a[8 + c].v = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+    a[4 + c].v = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+    a[12 + c].v = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+  }
+}
+
 }  // namespace samebits::SB_ISA

@@ -126,6 +126,21 @@ static inline F16 fold16(const F16* a) {
   return load_f32(t);
 }
 
+static inline void transpose16(F16* a) {  // sixteen 4x4 blocks
+  F16 r[16];
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 4; ++j) {
+      float32x4_t r0 = a[4 * i].v[j], r1 = a[4 * i + 1].v[j], r2 = a[4 * i + 2].v[j], r3 = a[4 * i + 3].v[j];
+      float64x2_t t0 = vreinterpretq_f64_f32(vtrn1q_f32(r0, r1)), t1 = vreinterpretq_f64_f32(vtrn2q_f32(r0, r1));
+      float64x2_t t2 = vreinterpretq_f64_f32(vtrn1q_f32(r2, r3)), t3 = vreinterpretq_f64_f32(vtrn2q_f32(r2, r3));
+      r[4 * j].v[i] = vreinterpretq_f32_f64(vtrn1q_f64(t0, t2));
+      r[4 * j + 1].v[i] = vreinterpretq_f32_f64(vtrn1q_f64(t1, t3));
+      r[4 * j + 2].v[i] = vreinterpretq_f32_f64(vtrn2q_f64(t0, t2));
+      r[4 * j + 3].v[i] = vreinterpretq_f32_f64(vtrn2q_f64(t1, t3));
+    }
+  for (int i = 0; i < 16; ++i) a[i] = r[i];
+}
+
 #undef SB_MAP2
 #undef SB_MAP1
 #undef SB_Q

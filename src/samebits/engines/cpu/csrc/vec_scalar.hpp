@@ -80,6 +80,15 @@ static inline float fold(F16 a) {
 }
 static inline F16 fold16(const F16* a) { F16 r; SB_LANES r.v[i] = fold(a[i]); return r; }
 
+static inline void transpose16(F16* a) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < i; ++j) {
+      float t = a[i].v[j];
+      a[i].v[j] = a[j].v[i];
+      a[j].v[i] = t;
+    }
+}
+
 #undef SB_U
 #undef SB_CMP
 #undef SB_MAP2

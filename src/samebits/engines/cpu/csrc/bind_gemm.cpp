@@ -1,0 +1,120 @@
+// Matrix products: threads, buffers, and the two entry points.
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "bind.hpp"
+#include "kernels/gemm.hpp"
+
+namespace samebits {
+SB_KERNEL_TABLE(GemmKernels, gemm_kernels)
+
+namespace {
+
+// A buffer that a thread keeps between calls, unless it is large.
+class Buffer {
+ public:
+  ~Buffer() { std::free(data_); }
+  float* get(int64_t floats) {
+    if (floats > size_) {
+      std::free(std::exchange(data_, nullptr));
+      size_ = 0;
+      size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 4095) / 4096 * 4096;
+      data_ = static_cast<float*>(std::aligned_alloc(4096, bytes));
+      if (!data_) throw std::bad_alloc();
+      size_ = floats;
+    }
+    return data_;
+  }
+  void release_if_large() {
+    if (size_ > kKeep) {
+      std::free(std::exchange(data_, nullptr));
+      size_ = 0;
+    }
+  }
+
+ private:
+  static constexpr int64_t kKeep = 8 << 20;  // floats
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+thread_local Buffer packed_buffer, scratch_buffer;
+
+constexpr int64_t kGroupFloats = 4 << 20;  // packed rows of x that are in flight together
+constexpr int64_t kNanosecondsPerThread = 15000;
+
+// What one core needs, roughly: bound by arithmetic, or by reading w.
+int64_t cost_ns(const GemmArgs& g) {
+  int64_t flops = g.batch * g.m * g.n * g.k / 64;
+  int64_t reads = g.batch * g.n * g.k / 6;
+  return flops > reads ? flops : reads;
+}
+
+void gemm(GemmArgs g) {
+  if (g.batch == 0 || g.m == 0 || g.n == 0) return;
+  if (g.n < 16 && g.m > g.n) {  // x * w == w * x: let the longer side be the vectors of outputs
+    std::swap(g.x, g.w);
+    std::swap(g.m, g.n);
+    std::swap(g.x_batch, g.w_batch);
+    std::swap(g.x_row, g.w_row);
+    std::swap(g.x_col, g.w_col);
+    std::swap(g.c_row, g.c_col);
+    std::swap(g.out_row, g.out_col);
+  }
+  const GemmKernels& kernels = gemm_kernels();
+  const int threads = threads_for(cost_ns(g), kNanosecondsPerThread);
+  const GemmPlan p = kernels.plan(g, threads);
+  const int64_t units = g.batch * p.row_units;
+  const int64_t chunks = p.steps ? (p.steps + p.chunk - 1) / p.chunk : 0;
+  int64_t group = p.unit_floats ? kGroupFloats / p.unit_floats : units;
+  if (group < 1) group = 1;
+  if (group > units) group = units;
+  float* packed = p.unit_floats ? packed_buffer.get(group * p.unit_floats) : nullptr;
+  for (int64_t first = 0; first < units; first += group) {
+    const int64_t count = group < units - first ? group : units - first;
+    if (p.unit_floats) {
+      int wake = threads_for(count * p.unit_floats / 4, kNanosecondsPerThread);
+      parallel_for(count * chunks, wake < threads ? wake : threads, [&](int64_t i) {
+        int64_t u = i / chunks;
+        kernels.pack(g, p, first + u, i % chunks, packed + u * p.unit_floats);
+      });
+    }
+    // Units inside, columns outside: a block of w is used by all units while it is in the cache.
+    const int64_t tasks = count * p.col_blocks;
+    const int64_t grain = threads > 1 ? 1 + tasks / (64 * threads) : tasks;
+    parallel_for((tasks + grain - 1) / grain, threads, [&](int64_t i) {
+      float* scratch = scratch_buffer.get(p.scratch_floats);
+      int64_t end = (i + 1) * grain < tasks ? (i + 1) * grain : tasks;
+      for (int64_t t = i * grain; t < end; ++t) {
+        int64_t u = t % count;
+        kernels.run(g, p, first + u, t / count, packed + u * p.unit_floats, scratch);
+      }
+    });
+  }
+  packed_buffer.release_if_large();
+  scratch_buffer.release_if_large();
+}
+
+}  // namespace
+
+void bind_gemm(nb::module_& m) {
+  m.def("linear",
+        [](uintptr_t x, uintptr_t w, uintptr_t bias, uintptr_t out, int64_t rows, int64_t n, int64_t k, int64_t w_row,
+           int64_t w_col, int dtype, int out_dtype) {
+          DType in = static_cast<DType>(dtype);
+          gemm({ptr<void>(x), ptr<void>(w), ptr<void>(bias), ptr<void>(out), 1, rows, n, k, 0, k, 1, 0, w_row, w_col,
+                0, 0, 1, 0, n, 1, in, in, static_cast<DType>(out_dtype), 1.0f, 1.0f});
+        },
+        NoGil());
+  m.def("gemm",
+        [](uintptr_t x, uintptr_t w, uintptr_t c, uintptr_t out, int64_t batch, int64_t rows, int64_t n, int64_t k,
+           int64_t xb, int64_t xr, int64_t xc, int64_t wb, int64_t wr, int64_t wc, int64_t cb, int64_t cr, int64_t cc,
+           int64_t ob, int64_t orow, int64_t oc, int dtype, int c_dtype, int out_dtype, float alpha, float beta) {
+          gemm({ptr<void>(x), ptr<void>(w), ptr<void>(c), ptr<void>(out), batch, rows, n, k, xb, xr, xc, wb, wr, wc,
+                cb, cr, cc, ob, orow, oc, static_cast<DType>(dtype), static_cast<DType>(c_dtype),
+                static_cast<DType>(out_dtype), alpha, beta});
+        },
+        NoGil());
+}
+}  // namespace samebits

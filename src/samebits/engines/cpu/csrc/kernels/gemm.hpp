@@ -1,0 +1,43 @@
+// out[b, m, n] = round(alpha * acc + beta * c[b, m, n]),  acc = lanes(16) over k of x[b, m, k] * w[b, n, k].
+#pragma once
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace samebits {
+
+/// One problem. Strides count elements and may be anything, 0 included.
+struct GemmArgs {
+  const void *x, *w, *c;  // c may be null
+  void* out;
+  int64_t batch, m, n, k;
+  int64_t x_batch, x_row, x_col;
+  int64_t w_batch, w_row, w_col;  // row: n, col: k
+  int64_t c_batch, c_row, c_col;
+  int64_t out_batch, out_row, out_col;
+  DType in_type, c_type, out_type;
+  float alpha, beta;  // beta == 0: c is not read
+};
+
+/// The schedule: how the problem is cut. None of it changes a bit.
+struct GemmPlan {
+  int64_t steps;       // vectors of 16 along K
+  int64_t chunk;       // steps that are accumulated before another block of w is touched
+  int64_t unit_rows;   // rows of x that share the blocks of w
+  int64_t row_units;   // units a batch item
+  int64_t cols;        // columns of a task, a multiple of 16
+  int64_t col_blocks;  // tasks a unit
+  int64_t unit_floats;     // packed x of one unit (0: x is read where it lies)
+  int64_t scratch_floats;  // what a task needs: accumulators, packed w
+  bool pack_w;
+};
+
+struct GemmKernels {
+  GemmPlan (*plan)(const GemmArgs&, int threads);
+  /// Packs chunk `chunk` of unit `unit` as fp32, tile by tile.
+  void (*pack)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t chunk, float* packed);
+  /// Computes column block `block` of unit `unit`.
+  void (*run)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t block, const float* packed, float* scratch);
+};
+
+}  // namespace samebits

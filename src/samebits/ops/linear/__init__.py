@@ -1,0 +1,137 @@
+"""``linear``: y = x @ weight.T + bias, every row a function of that row alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE
+from samebits.engines.cpu import gemm as engine
+from samebits.errors import DTypeError, ShapeError
+from samebits.ops.linear.operands import check_tensor, plain
+
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``x @ weight.T + bias`` with fp32 accumulation in the tree lanes(16), one rounding at the end.
+
+    Lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with zeros;
+    the lanes are folded 8-4-2-1; the bias is added in fp32. Element [m, n] depends on row m of x, row
+    n of weight and bias[n] only. K = 0 gives +0 (or the bias). NaN results are the canonical NaN.
+    Differentiable.
+
+    Args:
+        x: [..., K], float32, bfloat16 or float16, any strides.
+        weight: [N, K], dtype of x, any strides.
+        bias: [N], dtype of x, or None.
+        out_dtype: dtype of the result; ``torch.float32`` returns accumulators plus bias before the
+            last rounding. Default: dtype of x.
+
+    Returns:
+        [..., N].
+
+    Raises:
+        ShapeError: the shapes do not fit.
+        DTypeError: mixed or other dtypes; tensors that are not dense CPU tensors.
+    """
+    x, weight = plain(x), plain(weight)
+    if bias is not None:
+        bias = plain(bias)
+    if _is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        check(x, weight, bias, out_dtype)
+        result: torch.Tensor = _Linear.apply(x, weight, bias, out_dtype)
+        return result
+    return forward(x, weight, bias, out_dtype)
+
+
+def forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`linear` without autograd: what the switch calls."""
+    dtype = x.dtype
+    if (
+        dtype in DTYPE_CODE
+        and weight.dtype is dtype
+        and x.is_cpu
+        and weight.is_cpu
+        and out_dtype is None
+        and weight.dim() == 2
+        and x.dim() == 2
+        and x.shape[1] == weight.shape[1]
+        and x.layout is torch.strided
+        and weight.layout is torch.strided
+        and bias is None
+    ):
+        return engine.linear(x, weight, None)
+    check(x, weight, bias, out_dtype)
+    return engine.linear(x, weight, bias, out_dtype)
+
+
+def check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> None:
+    """Raises the error that `linear` documents, if there is one."""
+    dtype = x.dtype
+    check_tensor("linear", "x", x, dtype)
+    check_tensor("linear", "weight", weight, dtype)
+    if weight.dim() != 2:
+        raise ShapeError(f"linear: weight must be [N, K], not {tuple(weight.shape)}")
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"linear: the last axis of x {tuple(x.shape)} must have the size K of "
+            f"weight [N, K] = {tuple(weight.shape)}"
+        )
+    if bias is not None:
+        check_tensor("linear", "bias", bias, dtype)
+        if bias.shape != weight.shape[:1]:
+            raise ShapeError(
+                f"linear: bias must be [N] = [{weight.shape[0]}], not {tuple(bias.shape)}"
+            )
+    if out_dtype is not None and out_dtype not in (dtype, torch.float32):
+        raise DTypeError(f"linear: out_dtype must be {dtype} or torch.float32, not {out_dtype}")
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return engine.linear(x, weight, bias, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].to(x.dtype)
+        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
+        flat = grad.reshape(-1, grad.shape[-1])
+        grad_x = linear(grad, weight.t()) if need_x else None
+        grad_weight = (
+            linear(flat.t(), x.reshape(-1, x.shape[-1]).t()) if need_weight else None
+        )
+        grad_bias = None
+        if ctx.has_bias and need_bias:
+            ones = torch.ones(1, flat.shape[0], dtype=flat.dtype)
+            grad_bias = linear(flat.t(), ones).reshape(-1)
+        return grad_x, grad_weight, grad_bias, None

@@ -1,0 +1,124 @@
+"""``alpha * a @ b + beta * c`` for matrices and batches of them: validation, autograd, launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.engines.cpu import gemm as engine
+from samebits.errors import DTypeError, ShapeError
+from samebits.ops.linear.operands import check_tensor, plain
+
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def product(
+    op: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """a [M, K], b [K, N] or a [B, M, K], b [B, K, N]; c broadcasts to the result. Differentiable.
+
+    Raises:
+        ShapeError: the shapes do not fit.
+        DTypeError: mixed or other dtypes; tensors that are not dense CPU tensors.
+    """
+    a, b = plain(a), plain(b)
+    if c is not None:
+        c = plain(c)
+    if _is_grad_enabled() and (
+        a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
+    ):
+        check(op, a, b, c, out_dtype)
+        result: torch.Tensor = _Product.apply(a, b, c, alpha, beta, out_dtype)
+        return result
+    return forward(op, a, b, c, alpha, beta, out_dtype)
+
+
+def forward(
+    op: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`product` without autograd: what the switch calls. `out` receives the result, if given."""
+    check(op, a, b, c, out_dtype)
+    return engine.bmm(a, b, c, alpha, beta, out_dtype, out)
+
+
+def check(
+    op: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> None:
+    """Raises the error that `product` documents, if there is one. Dimensions: 2 and 2, or 3 and 3."""
+    dtype = a.dtype
+    check_tensor(op, "the first operand", a, dtype)
+    check_tensor(op, "the second operand", b, dtype)
+    sa, sb = a.shape, b.shape
+    if len(sa) != len(sb) or len(sa) not in (2, 3) or sa[-1] != sb[-2] or sa[:-2] != sb[:-2]:
+        raise ShapeError(f"{op}: {tuple(sa)} and {tuple(sb)} cannot be multiplied")
+    if c is not None:
+        check_tensor(op, "the addend", c, c.dtype if out_dtype is c.dtype else dtype)
+        full = (*sa[:-1], sb[-1])
+        lead = len(full) - c.dim()
+        if lead < 0 or any(s not in (1, t) for s, t in zip(c.shape, full[lead:], strict=True)):
+            raise ShapeError(f"{op}: the addend {tuple(c.shape)} does not broadcast to {full}")
+    if out_dtype is not None and out_dtype not in (dtype, torch.float32):
+        raise DTypeError(f"{op}: out_dtype must be {dtype} or torch.float32, not {out_dtype}")
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        out_dtype: torch.dtype | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.alpha, ctx.beta = alpha, beta
+        ctx.c_shape = None if c is None else c.shape
+        ctx.c_dtype = None if c is None else c.dtype
+        return engine.bmm(a, b, c, alpha, beta, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        grad = grads[0].to(a.dtype)
+        need_a, need_b, need_c = ctx.needs_input_grad[:3]
+        grad_a = product("backward", grad, b.mT, alpha=ctx.alpha) if need_a else None
+        grad_b = product("backward", a.mT, grad, alpha=ctx.alpha) if need_b else None
+        grad_c = None
+        if ctx.c_shape is not None and need_c:
+            grad_c = _sum_to(grads[0], ctx.c_shape, ctx.beta).to(ctx.c_dtype)
+        return grad_a, grad_b, grad_c, None, None, None
+
+
+def _sum_to(grad: torch.Tensor, shape: torch.Size, beta: float) -> torch.Tensor:
+    """``beta * grad`` summed over the axes along which a tensor of `shape` was broadcast."""
+    lead = grad.dim() - len(shape)
+    reduced = [i for i in range(grad.dim()) if i < lead or shape[i - lead] != grad.shape[i]]
+    if not reduced:
+        return grad if beta == 1 else grad * beta
+    kept = [i for i in range(grad.dim()) if i not in reduced]
+    rows = grad.permute(*kept, *reduced).reshape(
+        torch.Size(grad.shape[i] for i in kept).numel(),
+        torch.Size(grad.shape[i] for i in reduced).numel(),
+    )
+    ones = torch.ones(rows.shape[1], 1, dtype=rows.dtype)
+    return product("backward", rows, ones, alpha=beta).reshape(shape)
