@@ -39,3 +39,13 @@ __all__ = [
     "var_mean",
     "vector_norm",
 ]
+from samebits.ops.linear import linear as linear
+from samebits.ops.matmul import addbmm as addbmm
+from samebits.ops.matmul import addmm as addmm
+from samebits.ops.matmul import addmv as addmv
+from samebits.ops.matmul import baddbmm as baddbmm
+from samebits.ops.matmul import bmm as bmm
+from samebits.ops.matmul import dot as dot
+from samebits.ops.matmul import matmul as matmul
+from samebits.ops.matmul import mm as mm
+from samebits.ops.matmul import mv as mv

@@ -9,9 +9,9 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.linear.operands import check_tensor, plain
+from samebits.ops.linear.operands import check_tensor, needs_graph, plain
 
-_is_grad_enabled = torch.is_grad_enabled
+_STRIDED = torch.strided
 
 
 def linear(
@@ -21,12 +21,12 @@ def linear(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``x @ weight.T + bias`` with fp32 accumulation in the tree lanes(16), one rounding at the end.
+    """``x @ weight.T + bias``: fp32 accumulation in the tree lanes(16), one rounding at the end.
 
-    Lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with zeros;
-    the lanes are folded 8-4-2-1; the bias is added in fp32. Element [m, n] depends on row m of x, row
-    n of weight and bias[n] only. K = 0 gives +0 (or the bias). NaN results are the canonical NaN.
-    Differentiable.
+    Lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with
+    zeros; the lanes are folded 8-4-2-1; the bias is added in fp32. Element [m, n] depends on row m
+    of x, row n of weight and bias[n] only. K = 0 gives +0 (or the bias). NaN results are the
+    canonical NaN. Differentiable.
 
     Args:
         x: [..., K], float32, bfloat16 or float16, any strides.
@@ -45,11 +45,11 @@ def linear(
     x, weight = plain(x), plain(weight)
     if bias is not None:
         bias = plain(bias)
-    if _is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if needs_graph(x, weight, bias):
         check(x, weight, bias, out_dtype)
-        result: torch.Tensor = _Linear.apply(x, weight, bias, out_dtype)
+        result: torch.Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, out_dtype
+        )
         return result
     return forward(x, weight, bias, out_dtype)
 
@@ -61,21 +61,6 @@ def forward(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """`linear` without autograd: what the switch calls."""
-    dtype = x.dtype
-    if (
-        dtype in DTYPE_CODE
-        and weight.dtype is dtype
-        and x.is_cpu
-        and weight.is_cpu
-        and out_dtype is None
-        and weight.dim() == 2
-        and x.dim() == 2
-        and x.shape[1] == weight.shape[1]
-        and x.layout is torch.strided
-        and weight.layout is torch.strided
-        and bias is None
-    ):
-        return engine.linear(x, weight, None)
     check(x, weight, bias, out_dtype)
     return engine.linear(x, weight, bias, out_dtype)
 
@@ -88,6 +73,20 @@ def check(
 ) -> None:
     """Raises the error that `linear` documents, if there is one."""
     dtype = x.dtype
+    if (  # the usual call, in as few steps as possible
+        dtype in DTYPE_CODE
+        and weight.dtype is dtype
+        and x.is_cpu
+        and weight.is_cpu
+        and x.layout is _STRIDED
+        and weight.layout is _STRIDED
+        and weight.dim() == 2
+        and x.dim() > 0
+        and x.shape[-1] == weight.shape[1]
+        and bias is None
+        and out_dtype is None
+    ):
+        return
     check_tensor("linear", "x", x, dtype)
     check_tensor("linear", "weight", weight, dtype)
     if weight.dim() != 2:
@@ -127,9 +126,7 @@ class _Linear(torch.autograd.Function):
         need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1])
         grad_x = linear(grad, weight.t()) if need_x else None
-        grad_weight = (
-            linear(flat.t(), x.reshape(-1, x.shape[-1]).t()) if need_weight else None
-        )
+        grad_weight = linear(flat.t(), x.reshape(-1, x.shape[-1]).t()) if need_weight else None
         grad_bias = None
         if ctx.has_bias and need_bias:
             ones = torch.ones(1, flat.shape[0], dtype=flat.dtype)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import DTypeError
+
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
     """`x` with a pending negation carried out (views of ``.imag`` of a conjugate have one)."""
     return x.resolve_neg() if x.is_neg() else x
+
+
+def needs_graph(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> bool:
+    """Whether autograd, backward or forward mode, has to see an operation on these operands."""
+    return (
+        _is_grad_enabled()
+        and (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
+    ) or forward_ad._current_level >= 0
 
 
 def check_tensor(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> None:

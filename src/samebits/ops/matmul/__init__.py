@@ -3,21 +3,22 @@
 Contract: fp32 accumulation in the tree lanes(16) over k (see `samebits.ops.linear`), then
 ``t = alpha * acc``, ``u = beta * c``, ``t + u`` as separate fp32 operations, then one rounding.
 alpha = 1 and beta = 1 multiply nothing; beta = 0 does not read c, so it may hold NaN. An element
-depends on its row of a, its column of b and its element of c only: not on the other rows, not on the
-form by which the product was reached (mv, mm, a slice of bmm), not on strides or threads.
+depends on its row of a, its column of b and its element of c only: not on the other rows, not on
+the form by which the product was reached (mv, mm, a slice of bmm), not on strides or threads.
 
-All functions take float32, bfloat16 and float16 CPU tensors of one dtype with any strides, give that
-dtype (or ``out_dtype=torch.float32``: the value before the last rounding), are differentiable, and
-raise `ShapeError` or `DTypeError` for anything else.
+All functions take float32, bfloat16 and float16 CPU tensors of one dtype with any strides, give
+that dtype (or ``out_dtype=torch.float32``: the value before the last rounding), are
+differentiable, and raise `ShapeError` or `DTypeError` for anything else.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from samebits.errors import ShapeError
-from samebits.ops.linear.operands import check_tensor, plain
-from samebits.ops.matmul.product import product
+from samebits.ops.linear.operands import check_tensor
+from samebits.ops.matmul.product import join_batch, product
 
 __all__ = [
     "addbmm",
@@ -85,12 +86,7 @@ def addbmm(
 
     a [B, M, K], b [B, K, N], c broadcasts to [M, N]. The batch is a reduced axis here.
     """
-    _dims("addbmm", a=(a, 3), b=(b, 3))
-    batch, m, k = a.shape
-    if b.shape[:2] != (batch, k):
-        raise _mismatch("addbmm", a, b)
-    long_a = a.permute(1, 0, 2).reshape(m, batch * k)
-    long_b = b.reshape(batch * k, b.shape[2])
+    long_a, long_b = join_batch(a, b)
     return product("addbmm", long_a, long_b, c, alpha, beta, out_dtype)
 
 
@@ -146,8 +142,8 @@ def matmul(
         flat = product("matmul", rows, b, out_dtype=out_dtype)
         return flat.reshape(*a.shape[:-1], b.shape[1])
     try:
-        lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError as error:
+        lead = torch.Size(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    except ValueError as error:
         raise _mismatch("matmul", a, b) from error
     count = lead.numel()
     flat_a = a.expand(*lead, *a.shape[-2:]).reshape(count, *a.shape[-2:])
@@ -164,6 +160,3 @@ def _dims(op: str, **operands: tuple[torch.Tensor, int]) -> None:
 
 def _mismatch(op: str, a: torch.Tensor, b: torch.Tensor) -> ShapeError:
     return ShapeError(f"{op}: {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
-
-
-_ = plain

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.linear.operands import check_tensor, plain
+from samebits.ops.linear.operands import check_tensor, needs_graph, plain
 
-_is_grad_enabled = torch.is_grad_enabled
+_STRIDED = torch.strided
 
 
 def product(
@@ -31,11 +32,11 @@ def product(
     a, b = plain(a), plain(b)
     if c is not None:
         c = plain(c)
-    if _is_grad_enabled() and (
-        a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
-    ):
+    if needs_graph(a, b, c):
         check(op, a, b, c, out_dtype)
-        result: torch.Tensor = _Product.apply(a, b, c, alpha, beta, out_dtype)
+        result: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            a, b, c, alpha, beta, out_dtype
+        )
         return result
     return forward(op, a, b, c, alpha, beta, out_dtype)
 
@@ -55,6 +56,18 @@ def forward(
     return engine.bmm(a, b, c, alpha, beta, out_dtype, out)
 
 
+def join_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """a [B, M, K], b [B, K, N] as [M, B * K] and [B * K, N]: the batch becomes part of k.
+
+    Raises:
+        ShapeError: the shapes do not fit.
+    """
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise ShapeError(f"addbmm: {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
+    batch, m, k = a.shape
+    return a.permute(1, 0, 2).reshape(m, batch * k), b.reshape(batch * k, b.shape[2])
+
+
 def check(
     op: str,
     a: torch.Tensor,
@@ -62,11 +75,24 @@ def check(
     c: torch.Tensor | None,
     out_dtype: torch.dtype | None,
 ) -> None:
-    """Raises the error that `product` documents, if there is one. Dimensions: 2 and 2, or 3 and 3."""
+    """Raises the error that `product` documents, if there is one."""
     dtype = a.dtype
+    sa, sb = a.shape, b.shape
+    if (  # the usual call, in as few steps as possible
+        dtype in DTYPE_CODE
+        and b.dtype is dtype
+        and a.is_cpu
+        and b.is_cpu
+        and a.layout is _STRIDED
+        and b.layout is _STRIDED
+        and len(sa) == len(sb) == 2
+        and sa[1] == sb[0]
+        and c is None
+        and out_dtype is None
+    ):
+        return
     check_tensor(op, "the first operand", a, dtype)
     check_tensor(op, "the second operand", b, dtype)
-    sa, sb = a.shape, b.shape
     if len(sa) != len(sb) or len(sa) not in (2, 3) or sa[-1] != sb[-2] or sa[:-2] != sb[:-2]:
         raise ShapeError(f"{op}: {tuple(sa)} and {tuple(sb)} cannot be multiplied")
     if c is not None:

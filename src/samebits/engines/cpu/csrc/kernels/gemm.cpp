@@ -224,19 +224,20 @@ void store_out(T* out, int64_t col, F16 v, int n) {
 }
 
 void finish_row(const GemmArgs& g, const float* acc, int64_t b, int64_t row, int64_t n0, int64_t cols) {
+  float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
   int64_t c_at = b * g.c_batch + row * g.c_row, out_at = b * g.out_batch + row * g.out_row;
   for (int64_t j = 0; j < cols; j += 16) {
     int n = static_cast<int>(min_(16, cols - j));
     F16 a[16];
     for (int i = 0; i < 16; ++i) a[i] = load_f32(acc + 16 * (j + i));
     F16 v = fold16(a);
-    if (g.alpha != 1.0f) v = mul(set1(g.alpha), v);
-    if (g.c && g.beta != 0.0f) {
+    if (alpha != 1.0f) v = mul(set1(alpha), v);
+    if (g.c && beta != 0.0f) {
       int64_t at = c_at + (n0 + j) * g.c_col;
       F16 c = g.c_type == DType::f32    ? load_c(static_cast<const float*>(g.c) + at, g.c_col, n)
               : g.c_type == DType::bf16 ? load_c(static_cast<const bf16*>(g.c) + at, g.c_col, n)
                                         : load_c(static_cast<const f16*>(g.c) + at, g.c_col, n);
-      if (g.beta != 1.0f) c = mul(set1(g.beta), c);
+      if (beta != 1.0f) c = mul(set1(beta), c);
       v = add(v, c);
     }
     int64_t at = out_at + (n0 + j) * g.out_col;

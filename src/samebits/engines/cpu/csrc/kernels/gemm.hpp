@@ -16,7 +16,7 @@ struct GemmArgs {
   int64_t c_batch, c_row, c_col;
   int64_t out_batch, out_row, out_col;
   DType in_type, c_type, out_type;
-  float alpha, beta;  // beta == 0: c is not read
+  double alpha, beta;  // rounded to fp32 by the task, whose rounding mode is known; beta == 0: c is not read
 };
 
 /// The schedule: how the problem is cut. None of it changes a bit.
