@@ -11,6 +11,7 @@ import samebits
 def test_the_exports_are_pinned() -> None:
     assert sorted(samebits.__all__) == [
         "check",
+        "contract_of",
         "deterministic",
         "disable",
         "enable",

@@ -40,7 +40,7 @@ def canonical(x: Array) -> F32:
     return np.where(np.isnan(y), CANONICAL_NAN, y)
 
 
-# ---- addition, multiplication, fused multiply-add ----------------------------------------------
+# ---- one operation, one rounding ----------------------------------------------------------------
 
 
 def add32(a: Array, b: Array) -> F32:
@@ -53,6 +53,24 @@ def mul32(a: Array, b: Array) -> F32:
     """``a * b``, rounded once to nearest even, gradual underflow, canonical NaN."""
     with np.errstate(all="ignore"):
         return canonical(np.asarray(a, np.float32) * np.asarray(b, np.float32))
+
+
+def sub32(a: Array, b: Array) -> F32:
+    """``a - b``, rounded once to nearest even, gradual underflow, canonical NaN."""
+    with np.errstate(all="ignore"):
+        return canonical(np.asarray(a, np.float32) - np.asarray(b, np.float32))
+
+
+def div32(a: Array, b: Array) -> F32:
+    """``a / b``, rounded once to nearest even, gradual underflow, canonical NaN."""
+    with np.errstate(all="ignore"):
+        return canonical(np.asarray(a, np.float32) / np.asarray(b, np.float32))
+
+
+def sqrt32(x: Array) -> F32:
+    """The square root, rounded once to nearest even, canonical NaN."""
+    with np.errstate(all="ignore"):
+        return canonical(np.sqrt(np.asarray(x, np.float32)))
 
 
 def fma32(a: Array, b: Array, c: Array) -> F32:
@@ -144,38 +162,49 @@ def _pad_last(x: Array, multiple: int) -> F32:
     return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def lanes16_dot(x: Array, w: Array) -> F32:
-    """``x @ w.T`` with the tree `lanes(16)`: the fp32 accumulators of the CPU engine's matmuls.
+def strided_dot(x: Array, w: Array, width: int) -> F32:
+    """``x @ w.T`` by `width` interleaved fma chains, folded by halves. Width 1 is a plain chain.
 
-    Lane l runs the fma chain over k = l, l + 16, l + 32, ... ascending from +0; the tail of K is
-    filled with zeros on both operands; the lanes are folded 8-4-2-1 by IEEE additions.
+    Lane l runs the fma chain over k = l, l + width, ... ascending from +0; the tail of K is filled
+    with zeros on both operands.
 
     Args:
         x: [..., M, K], fp32 values (widen bf16 and fp16 first: that is exact).
         w: [..., N, K]; leading axes broadcast with those of `x`.
+        width: a power of two.
 
     Returns:
         [..., M, N] fp32. K = 0 gives +0.
     """
-    x, w = _pad_last(x, LANES), _pad_last(w, LANES)
+    x, w = _pad_last(x, width), _pad_last(w, width)
     lead = np.broadcast_shapes(x.shape[:-2], w.shape[:-2])
-    acc = np.zeros((*lead, x.shape[-2], w.shape[-2], LANES), np.float32)
-    for k in range(0, x.shape[-1], LANES):
-        acc = fma32(x[..., :, None, k : k + LANES], w[..., None, :, k : k + LANES], acc)
+    acc = np.zeros((*lead, x.shape[-2], w.shape[-2], width), np.float32)
+    for k in range(0, x.shape[-1], width):
+        acc = fma32(x[..., :, None, k : k + width], w[..., None, :, k : k + width], acc)
+    return fold_lanes(acc)
+
+
+def lanes16_dot(x: Array, w: Array) -> F32:
+    """`strided_dot` with 16 lanes: the tree `lanes(16)` of the CPU engine's matmuls."""
+    return strided_dot(x, w, LANES)
+
+
+def lanes_row(x: Array, kind: RowSumKind, width: int) -> F32:
+    """One leaf of a row reduction over the last axis: `width` strided sums from +0, then a fold.
+
+    `kind` is "sum" (IEEE additions) or "squares" (fma of x with itself).
+    """
+    x = _pad_last(x, width)
+    acc = np.zeros((*x.shape[:-1], width), np.float32)
+    for k in range(0, x.shape[-1], width):
+        part = x[..., k : k + width]
+        acc = add32(acc, part) if kind == "sum" else fma32(part, part, acc)
     return fold_lanes(acc)
 
 
 def lanes16_row(x: Array, kind: RowSumKind = "sum") -> F32:
-    """One leaf of a row reduction over the last axis: 16 strided sums from +0, fold 8-4-2-1.
-
-    `kind` is "sum" (IEEE additions) or "squares" (fma of x with itself).
-    """
-    x = _pad_last(x, LANES)
-    acc = np.zeros((*x.shape[:-1], LANES), np.float32)
-    for k in range(0, x.shape[-1], LANES):
-        part = x[..., k : k + LANES]
-        acc = add32(acc, part) if kind == "sum" else fma32(part, part, acc)
-    return fold_lanes(acc)
+    """`lanes_row` with 16 lanes, folded 8-4-2-1."""
+    return lanes_row(x, kind, LANES)
 
 
 def fold_pairwise(leaves: Sequence[Array]) -> F32:

@@ -156,4 +156,21 @@ def gemm(
     alpha: float,
     beta: float,
 ) -> None: ...
-def attention(call: list[int], scale: float, cap: float, masked_at: float) -> None: ...
+def evaluate_block(
+    x: int,
+    w: int,
+    out: int,
+    rows: int,
+    columns: int,
+    k: int,
+    fraction: int,
+    min_exponent: int,
+    block: int,
+    grid: int,
+    significand: int,
+    floor: int,
+    threads: int,
+) -> None: ...
+def evaluate_fma(
+    x: int, w: int, out: int, rows: int, columns: int, k: int, width: int, threads: int
+) -> None: ...

@@ -23,5 +23,5 @@ void bind_reduce(nb::module_& m);
 void bind_norm(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_order(nb::module_& m);
-void bind_attention(nb::module_& m);
+void bind_evaluate(nb::module_& m);
 }  // namespace samebits

@@ -22,5 +22,5 @@ NB_MODULE(_cpu, m) {
   bind_norm(m);
   bind_gemm(m);
   bind_order(m);
-  bind_attention(m);
+  bind_evaluate(m);
 }

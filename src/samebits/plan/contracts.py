@@ -1,0 +1,188 @@
+"""From a key to a contract: pure functions of operation, weight shape, dtypes and device class.
+
+**CPU.** One tree for every shape: `lanes(16)` for matrix products, leaves of 512 keys for
+attention, `segment(1024) of lanes(16) folded pairwise` for rows.
+
+**sm_90.** Matrix products are a `chain`, which every tile, warp count and non-split vendor kernel
+shares, with two exceptions. Skinny weights with a long K do not fill the chip at small M: they get
+`split(4)` (`hopper_tree`). Block-scaled fp8 gets `segment(128)`, one leaf a scale.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from samebits.contract import (
+    CUDA_FMA,
+    IEEE_FMA,
+    AttentionContract,
+    Chain,
+    Contract,
+    ContractKey,
+    Lanes,
+    LinearContract,
+    RowContract,
+    Segment,
+    Split,
+    Tree,
+    hopper_mma,
+)
+from samebits.contract.linear import ACTIVATIONS, SCALE_BLOCK
+from samebits.contract.operands import OUTPUTS, dtype_name
+from samebits.contract.rows import FORMULAS
+from samebits.errors import ContractError
+
+LINEAR_OPS = frozenset({
+    "linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum",
+    "conv1d", "conv2d",
+})  # fmt: skip
+ATTENTION_OPS = frozenset({"attention", "scaled_dot_product_attention"})
+ROW_OPS = frozenset(FORMULAS)
+OPS = LINEAR_OPS | ATTENTION_OPS | ROW_OPS
+DEVICES = ("cpu", "sm_90")
+#: What else the same device classes are called.
+_DEVICE_ALIASES = {"h100": "sm_90", "h200": "sm_90", "sm_90a": "sm_90"}
+
+#: Streaming multiprocessors of the largest sm_90 part, and the columns of its smallest good tile.
+_HOPPER_SMS, _HOPPER_TILE = 132, 64
+#: A leaf shorter than this costs more in folding than it wins.
+_SHORTEST_LEAF = 512
+_HOPPER_SPLIT = 4
+
+
+def hopper_tree(n: int, k: int) -> Tree:
+    """The tree of a bf16, fp16 or tf32 weight [n, k] on sm_90.
+
+    `split(4)` when four leaves of every 64-column tile still fit into one wave of 132 SMs
+    (n <= 2112) and a leaf has at least 512 of k (k >= 2048); else `chain`. Measured at M = 1 on an
+    H200, split(4) / chain: (576, 7168) 7.4/12.5 us, (256, 7168) 6.9/11.8 us, (2112, 7168)
+    11.8/15.1 us; at (4096, 4096) a chain already is as fast as cuBLAS.
+    """
+    tiles = -(-n // _HOPPER_TILE)
+    skinny = _HOPPER_SPLIT * tiles <= _HOPPER_SMS
+    return Split(_HOPPER_SPLIT) if skinny and k >= _HOPPER_SPLIT * _SHORTEST_LEAF else Chain()
+
+
+def contract_of(
+    op: str,
+    *,
+    dtype: Any,
+    n: int | None = None,
+    k: int | None = None,
+    head_dim: int | None = None,
+    value_dim: int | None = None,
+    out_dtype: Any = None,
+    activation: str | None = None,
+    device: str = "cpu",
+) -> Contract:
+    """The contract of an operation: what decides its bits, and all of it.
+
+    Args:
+        op: "linear" (or another matrix product: "mm", "addmm", "bmm", ...), "attention", or a row
+            reduction: "sum", "mean", "var", "softmax", "log_softmax", "logsumexp", "rms_norm", ...
+        dtype: storage type of the operands: a torch dtype or its name; "tf32" for fp32 weights on
+            tensor cores; fp8 means block-scaled weights.
+        n: output features of the whole weight (needed for matrix products on a GPU).
+        k: length of the whole weight's reduction axis (likewise).
+        head_dim: D of q and k, for attention.
+        value_dim: Dv of v; `head_dim` if None.
+        out_dtype: storage type of the result; that of the operands if None (bf16 for fp8).
+        activation: what the epilogue ends with, e.g. "relu".
+        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200").
+
+    Returns:
+        A frozen contract with .text, .id, .tree, .arithmetic, .render() and .evaluate().
+
+    Raises:
+        ContractError: no contract covers the operation, its dtype or the device class.
+        DTypeError: the dtype is unknown.
+
+    Example:
+        >>> contract_of("linear", n=4096, k=4096, dtype="bf16").tree
+        Lanes(width=16)
+    """
+    dtype = dtype_name(dtype)
+    natural = {"tf32": "fp32", "e4m3": "bf16", "e5m2": "bf16"}.get(dtype, dtype)
+    return contract_for(
+        ContractKey(
+            op=op,
+            dtype=dtype,
+            out_dtype=natural if out_dtype is None else dtype_name(out_dtype),
+            device=_DEVICE_ALIASES.get(str(device).lower(), str(device).lower()),
+            n=n,
+            k=k,
+            head_dim=head_dim,
+            value_dim=head_dim if value_dim is None else value_dim,
+            activation=activation,
+        )
+    )
+
+
+@lru_cache(maxsize=4096)
+def contract_for(key: ContractKey) -> Contract:
+    """The contract of a key. Errors as `contract_of`."""
+    # The fast twin of evaluation registers itself with the contracts when it is imported.
+    import samebits.engines.cpu.evaluate  # noqa: F401
+
+    if key.op not in OPS:
+        raise ContractError(f"no contract for operation {key.op!r}: use one of {sorted(OPS)}")
+    if key.device not in DEVICES:
+        raise ContractError(f"no contracts for device class {key.device!r}: use one of {DEVICES}")
+    for name in ("n", "k", "head_dim", "value_dim"):
+        size = getattr(key, name)
+        if size is not None and size < 0:
+            raise ContractError(f"{key.op}: {name} = {size} is negative")
+    if key.activation is not None and (
+        key.op not in LINEAR_OPS or key.activation not in ACTIVATIONS
+    ):
+        raise ContractError(f"{key.op}: no contract fuses activation {key.activation!r}")
+    if key.op in LINEAR_OPS:
+        return _linear(key)
+    if key.op in ATTENTION_OPS:
+        return _attention(key)
+    return _row(key)
+
+
+def _no(key: ContractKey, remedy: str) -> ContractError:
+    return ContractError(
+        f"no contract for {key.op} with {key.dtype} operands and {key.out_dtype} results on "
+        f"{key.device}: {remedy}"
+    )
+
+
+def _linear(key: ContractKey) -> LinearContract:
+    epilogue = ("alpha", "bias") if key.activation is None else ("alpha", "bias", key.activation)
+    if key.out_dtype not in OUTPUTS:
+        raise _no(key, "results are fp32, bf16 or fp16")
+    if key.device == "cpu":
+        if key.dtype not in OUTPUTS:
+            raise _no(key, "the CPU engine takes fp32, bf16 and fp16")
+        return LinearContract(Lanes(16), IEEE_FMA, key.dtype, key.out_dtype, epilogue=epilogue)
+    if key.n is None or key.k is None:
+        raise ContractError(f"{key.op} on {key.device}: give n and k, they decide the tree")
+    if key.dtype == "fp32":
+        return LinearContract(Chain(), CUDA_FMA, "fp32", key.out_dtype, epilogue=epilogue)
+    arithmetic = hopper_mma(key.dtype)
+    if key.dtype in ("e4m3", "e5m2"):
+        return LinearContract(
+            Segment(SCALE_BLOCK), arithmetic, key.dtype, key.out_dtype, "block", epilogue
+        )
+    tree = hopper_tree(key.n, key.k)
+    return LinearContract(tree, arithmetic, key.dtype, key.out_dtype, epilogue=epilogue)
+
+
+def _attention(key: ContractKey) -> AttentionContract:
+    if key.dtype not in OUTPUTS or key.out_dtype != key.dtype:
+        raise _no(key, "q, k, v and the result are all fp32, bf16 or fp16")
+    if key.device == "cpu":
+        return AttentionContract(IEEE_FMA, key.dtype, key.out_dtype)
+    if key.dtype == "fp32":
+        raise _no(key, "use bf16 or fp16")
+    return AttentionContract(hopper_mma(key.dtype), key.dtype, key.out_dtype, positions="absolute")
+
+
+def _row(key: ContractKey) -> RowContract:
+    if key.device != "cpu" or key.dtype not in OUTPUTS or key.out_dtype not in OUTPUTS:
+        raise _no(key, "row reductions are defined on the CPU, for fp32, bf16 and fp16")
+    return RowContract(key.op, key.dtype, key.out_dtype)
