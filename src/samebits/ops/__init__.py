@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from samebits.ops.linear import linear
+from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
 from samebits.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
 from samebits.ops.reduce import (
     logsumexp,
@@ -19,14 +21,24 @@ from samebits.ops.scan import cumprod, cumsum
 from samebits.ops.softmax import log_softmax, softmax, token_logprob
 
 __all__ = [
+    "addbmm",
+    "addmm",
+    "addmv",
+    "baddbmm",
     "batch_norm",
+    "bmm",
     "cumprod",
     "cumsum",
+    "dot",
     "group_norm",
     "layer_norm",
+    "linear",
     "log_softmax",
     "logsumexp",
+    "matmul",
     "mean",
+    "mm",
+    "mv",
     "nansum",
     "prod",
     "rms_norm",
@@ -39,13 +51,3 @@ __all__ = [
     "var_mean",
     "vector_norm",
 ]
-from samebits.ops.linear import linear as linear
-from samebits.ops.matmul import addbmm as addbmm
-from samebits.ops.matmul import addmm as addmm
-from samebits.ops.matmul import addmv as addmv
-from samebits.ops.matmul import baddbmm as baddbmm
-from samebits.ops.matmul import bmm as bmm
-from samebits.ops.matmul import dot as dot
-from samebits.ops.matmul import matmul as matmul
-from samebits.ops.matmul import mm as mm
-from samebits.ops.matmul import mv as mv

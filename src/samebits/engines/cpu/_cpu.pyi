@@ -116,6 +116,7 @@ def affine(
 ) -> None: ...
 def scan(
     product: bool, x: int, dtype: int, outer: int, n: int, inner: int, out: int, out_dtype: int
+) -> None: ...
 def linear(
     x: int,
     w: int,

@@ -7,5 +7,3 @@ import pkgutil
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-from samebits.mode.aten import matmul as matmul
-from samebits.mode.aten import order as order
