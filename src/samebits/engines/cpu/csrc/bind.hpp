@@ -18,6 +18,7 @@ inline T* ptr(uintptr_t p) { return reinterpret_cast<T*>(p); }
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_probe(nb::module_& m);
+void bind_attention(nb::module_& m);
 void bind_pointwise(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_norm(nb::module_& m);

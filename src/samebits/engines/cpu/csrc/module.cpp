@@ -17,6 +17,7 @@ NB_MODULE(_cpu, m) {
   m.def("pool_name", [] { return pool_name(); });
   m.def("set_worker_flush", [](bool flush) { return set_worker_flush(flush); });
   bind_probe(m);
+  bind_attention(m);
   bind_pointwise(m);
   bind_reduce(m);
   bind_norm(m);

@@ -1,0 +1,168 @@
+"""Launches the attention kernels: lays the call out as the flat list csrc/bind_attention.cpp reads.
+
+Everything here has been validated by ops/attention; nothing is checked again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE, _cpu
+
+_LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """How packed tensors are cut into sequences. All tensors are contiguous int64.
+
+    Attributes:
+        count: number of sequences.
+        q_len: the longest query.
+        q_starts: [count] position of each sequence's first query row.
+        cu_q: [count + 1] cumulative query lengths, or None for dense queries.
+        cu_k: [count + 1] cumulative KV lengths, or None.
+        block_table: [count, pages] page numbers of a paged cache, or None.
+        kv_lens: [count] KV lengths, with `block_table`.
+        page: slots a page, with `block_table`.
+    """
+
+    count: int
+    q_len: int
+    q_starts: torch.Tensor
+    cu_q: torch.Tensor | None = None
+    cu_k: torch.Tensor | None = None
+    block_table: torch.Tensor | None = None
+    kv_lens: torch.Tensor | None = None
+    page: int = 0
+
+
+def _pointer(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """`x` with a contiguous last dimension: the only stride the kernels do not take."""
+    return x if x.stride(-1) == 1 or x.size(-1) <= 1 else x.contiguous()
+
+
+def scales(scale: float, softcap: float | None) -> tuple[float, float]:
+    """The two factors of an exponent, before they are rounded to fp32 once.
+
+    Without softcap ``x = s * a``; with it ``x = tanh(s * a) * b``.
+    """
+    if softcap is None:
+        return scale * _LOG2E, 0.0
+    return scale / softcap, softcap * _LOG2E
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    q_start: int = 0,
+    q_starts: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention over [B, H, T, D] tensors of any strides; see `samebits.ops.attention`.
+
+    Returns:
+        The result [B, Hq, Tq, Dv], laid out like [B, Tq, Hq, Dv] in memory when `q` is, and the
+        logsumexp [B, Hq, Tq] in fp32 or None.
+    """
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    batch, heads, q_len, d = q.shape
+    kv_heads, kv_len, dv = k.size(1), k.size(2), v.size(3)
+    if q.stride(1) < q.stride(2):
+        out = q.new_empty((batch, q_len, heads, dv)).transpose(1, 2)
+    else:
+        out = q.new_empty((batch, heads, q_len, dv))
+    logsum = q.new_empty((batch, heads, q_len), dtype=torch.float32) if lse else None
+    kind, mask_pointer, masked_at = 0, 0, 0.0
+    mask_strides: tuple[int, ...] = (0, 0, 0)
+    if mask is not None:
+        mask, masked_at = _mask_rows(mask)
+        mask = mask.expand(batch, heads, q_len, kv_len)
+        kind = 1 if mask.dtype is torch.bool else 2
+        mask_pointer, mask_strides = mask.data_ptr(), mask.stride()[:3]
+    a, b = scales(scale, softcap)
+    _cpu.attention(
+        [
+            DTYPE_CODE[q.dtype], batch, heads, kv_heads, q_len, kv_len, d, dv,
+            q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3],
+            v.data_ptr(), *v.stride()[:3], out.data_ptr(), *out.stride()[:3],
+            *((0, 0, 0, 0) if logsum is None else (logsum.data_ptr(), *logsum.stride())),
+            causal, window or 0, q_start, _pointer(q_starts),
+            kind, mask_pointer, *mask_strides, _pointer(sinks),
+            0, 0, 0, 0, 0, 0,
+        ],
+        a, b, masked_at,
+    )  # fmt: skip
+    return out, logsum
+
+
+def _mask_rows(mask: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """A mask with contiguous rows, an additive one in fp32, and the value at which it masks."""
+    lowest = 0.0
+    if mask.dtype is not torch.bool:
+        lowest = torch.finfo(mask.dtype).min
+        if mask.dtype is torch.float64:  # rounds to -Inf or to the lowest fp32 below this
+            lowest = torch.finfo(torch.float32).min
+        mask = mask.to(torch.float32)
+    return _rows(mask), lowest
+
+
+def packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: Sequences,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention over packed queries [total, H, D]; K and V packed alike, or pages of a cache.
+
+    Returns:
+        The result [total, Hq, Dv] and the logsumexp [Hq, total] in fp32 or None.
+    """
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    total, heads, d = q.shape
+    paged = sequences.block_table is not None
+    kv_heads, dv = k.size(-2), v.size(-1)
+    out = q.new_empty((total, heads, dv))
+    logsum = q.new_empty((heads, total), dtype=torch.float32) if lse else None
+
+    def strides(x: torch.Tensor) -> tuple[int, int, int]:
+        return (x.stride(0) if paged else 0, x.stride(-2), x.stride(-3))
+
+    table = sequences.block_table
+    a, b = scales(scale, softcap)
+    _cpu.attention(
+        [
+            DTYPE_CODE[q.dtype], sequences.count, heads, kv_heads, sequences.q_len, 0, d, dv,
+            q.data_ptr(), 0, q.stride(1), q.stride(0), k.data_ptr(), *strides(k),
+            v.data_ptr(), *strides(v), out.data_ptr(), 0, out.stride(1), out.stride(0),
+            *((0, 0, 0, 0) if logsum is None else (logsum.data_ptr(), 0, total, 1)),
+            causal, window or 0, 0, sequences.q_starts.data_ptr(),
+            0, 0, 0, 0, 0, _pointer(sinks), _pointer(sequences.cu_q), _pointer(sequences.cu_k),
+            _pointer(table), 0 if table is None else table.stride(0), sequences.page,
+            _pointer(sequences.kv_lens),
+        ],
+        a, b, 0.0,
+    )  # fmt: skip
+    return out, logsum

@@ -1,0 +1,35 @@
+#include "attention.hpp"
+#include "bind.hpp"
+
+namespace samebits {
+SB_KERNEL_TABLE(AttentionKernels, attention_kernels)
+
+// The call is one flat list of integers, in the order of engines/cpu/attention.py.
+void bind_attention(nb::module_& m) {
+  m.def("attention", [](const std::vector<int64_t>& a, float scale, float cap, float masked_at) {
+    size_t i = 0;
+    auto next = [&] { return a.at(i++); };
+    auto strides = [&] { Strides s; s.batch = next(); s.head = next(); s.row = next(); return s; };
+    auto pointer = [&] { return static_cast<uintptr_t>(next()); };
+    AttentionCall c;
+    c.dtype = static_cast<int>(next());
+    c.batch = next(), c.heads = next(), c.kv_heads = next();
+    c.q_len = next(), c.kv_len = next(), c.d = next(), c.dv = next();
+    c.q = ptr<const char>(pointer()), c.qs = strides();
+    c.k = ptr<const char>(pointer()), c.ks = strides();
+    c.v = ptr<const char>(pointer()), c.vs = strides();
+    c.out = ptr<char>(pointer()), c.os = strides();
+    c.lse = ptr<float>(pointer()), c.ls = strides();
+    c.causal = next() != 0, c.window = next(), c.q_start = next();
+    c.q_starts = ptr<const int64_t>(pointer());
+    c.mask_kind = static_cast<MaskKind>(next()), c.mask = ptr<const char>(pointer()), c.ms = strides();
+    c.sinks = ptr<const float>(pointer());
+    c.cu_q = ptr<const int64_t>(pointer()), c.cu_k = ptr<const int64_t>(pointer());
+    c.block_table = ptr<const int64_t>(pointer()), c.table_stride = next(), c.page = next();
+    c.kv_lens = ptr<const int64_t>(pointer());
+    c.scale = scale, c.cap = cap, c.masked_at = masked_at;
+    nb::gil_scoped_release no_gil;
+    attention(attention_kernels(), c);
+  });
+}
+}  // namespace samebits

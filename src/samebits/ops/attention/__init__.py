@@ -1,0 +1,147 @@
+"""Scaled dot product attention with ONE contract for prefill, chunks, decode and verification.
+
+A row's bits depend on the row and on the keys it sees, in their order, and on nothing else: not on
+the batch, the other rows, padding, masked keys (which may hold NaN), chunk edges, pages, strides,
+threads or instruction set. `reference.py` defines the bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from samebits.engines.cpu import attention as engine
+from samebits.errors import ShapeError
+from samebits.ops.attention import checks
+from samebits.ops.attention.autograd import differentiable, needs_grad
+from samebits.ops.attention.packed import attention_paged, attention_varlen
+
+__all__ = ["attention", "attention_paged", "attention_varlen"]
+
+_OP = "attention"
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    q_start: int | torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    enable_gqa: bool = True,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(q k^T * scale + mask) v, with bits that no neighbour can change.
+
+    Args:
+        q: [..., Hq, T, D], fp32, bf16 or fp16, any strides.
+        k: [..., Hkv, S, D], same dtype; Hq must be a multiple of Hkv (GQA, MQA). Leading dimensions
+            of q, k and v broadcast.
+        v: [..., Hkv, S, Dv], same dtype.
+        scale: factor of the scores; None means 1 / sqrt(D).
+        causal: row i at position p = q_start + i sees the keys 0..p only.
+        q_start: position of row 0, or one for each sequence (an integer tensor over the flattened
+            leading dimensions). It may be left out when T == S (then 0) or when neither `causal`
+            nor `window` is used.
+        mask: broadcasts to [..., Hq, T, S]. bool: True = the row sees the key. Floating: added to
+            the scaled score (a NaN makes the row NaN); -Inf and the dtype's lowest finite value
+            mean that the key is not seen.
+        window: keys further than this from a row's position are not seen: ``|p - j| < window``;
+            with `causal` the row sees itself and the window - 1 keys before it.
+        softcap: scores become ``softcap * tanh(score / softcap)`` before the mask is added.
+        sinks: [Hq] logits that join the denominator only.
+        enable_gqa: allow Hq != Hkv.
+        return_lse: also return the logsumexp of the scores, [..., Hq, T] in fp32, not
+            differentiable.
+
+    Returns:
+        [..., Hq, T, Dv] in q's dtype. A row that sees no key is +0.
+
+    Raises:
+        ShapeError: shapes, offsets or options that do not fit together.
+        DTypeError: a dtype, layout or device that is not covered.
+    """
+    checks.operand(_OP, "q", q)
+    checks.operand(_OP, "k", k, q)
+    checks.operand(_OP, "v", v, q)
+    if q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+        raise ShapeError(f"{_OP}: q, k and v need at least the dimensions [T, D]")
+    lead: torch.Size | None = None
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not q.size(0) == k.size(0) == v.size(0):
+        q, k, v, mask, lead = _to_four_dims(q, k, v, mask)
+    batch, heads, q_len, d = q.shape
+    kv_len = k.size(2)
+    checks.head_dims(_OP, q, k)
+    if v.size(2) != kv_len:
+        raise ShapeError(f"{_OP}: k has {kv_len} keys but v has {v.size(2)}")
+    checks.heads(_OP, heads, k.size(1), v.size(1), enable_gqa)
+    if kv_len > checks.MAX_KEYS:
+        raise ShapeError(f"{_OP}: {kv_len} keys; at most {checks.MAX_KEYS} are supported")
+    if scale is None:
+        scale = 1.0 / math.sqrt(d) if d else 1.0
+    checks.options(_OP, window, softcap, scale)
+    if mask is not None:
+        checks.mask(_OP, mask, q, (batch, heads, q_len, kv_len))
+        if mask.dim() < 4:
+            mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    if sinks is not None:
+        logits = checks.sink_logits(_OP, sinks, heads)
+    starts: torch.Tensor | None = None
+    if isinstance(q_start, torch.Tensor):
+        starts = checks.integers(_OP, "q_start", q_start, 1)
+        if starts.numel() != batch:
+            raise ShapeError(f"{_OP}: {starts.numel()} values of q_start for {batch} sequences")
+        q_start = 0
+    elif q_start is None:
+        if (causal or window is not None) and q_len != kv_len:
+            checks.ambiguous_start(_OP, q_len, kv_len)
+        q_start = 0
+
+    lse: torch.Tensor | None
+    if needs_grad(q, k, v, mask, sinks):
+        out, lse = differentiable(
+            q, k, v, mask, sinks, scale, causal, q_start, starts, window, softcap
+        )
+    else:
+        out, lse = engine.dense(
+            q, k, v, scale=scale, causal=causal, q_start=q_start, q_starts=starts, mask=mask,
+            window=window, softcap=softcap, sinks=None if sinks is None else logits,
+            lse=return_lse,
+        )  # fmt: skip
+    if lead is not None:
+        out = out.reshape(*lead, *out.shape[-2:])
+        lse = None if lse is None else lse.reshape(*lead, lse.size(-1))
+    if not return_lse:
+        return out
+    assert lse is not None
+    return out, lse
+
+
+def _to_four_dims(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Size]:
+    """q, k, v and the mask as [B, H, T, D], and the leading shape [..., H] of the result."""
+    flat = q.dim() == k.dim() == v.dim() == 2
+    q, k, v = (x[None] if x.dim() == 2 else x for x in (q, k, v))
+    try:
+        lead = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+            q.shape[:-3], k.shape[:-3], v.shape[:-3]
+        )
+    except RuntimeError as error:
+        raise ShapeError(
+            f"{_OP}: leading dimensions {tuple(q.shape[:-3])}, {tuple(k.shape[:-3])} and "
+            f"{tuple(v.shape[:-3])} do not broadcast"
+        ) from error
+    heads, q_len, kv_len = q.size(-3), q.size(-2), k.size(-2)
+    if mask is not None:
+        checks.mask(_OP, mask, q, (*lead, heads, q_len, kv_len))
+        full = (1,) * (len(lead) + 3 - mask.dim()) + tuple(mask.shape)
+        mask = mask.reshape(full).expand(*lead, *full[-3:]).reshape(-1, *full[-3:])
+    q, k, v = (x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    return q, k, v, mask, torch.Size(() if flat else (*lead, heads))

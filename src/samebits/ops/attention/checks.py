@@ -1,0 +1,123 @@
+"""What attention refuses, and with which words. Off the fast path: only called before a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE
+from samebits.errors import DTypeError, ShapeError
+
+#: Key numbers are int32 in the kernels.
+MAX_KEYS = 2**31 - 1
+
+
+def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> None:
+    """One of Q, K, V: a dense CPU tensor of a dtype that the engine computes.
+
+    Raises:
+        DTypeError: another kind of tensor, dtype, layout or device.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise DTypeError(f"{op}: {name} must be a tensor, not {type(x).__name__}")
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise DTypeError(f"{op}: {name} is a {kind} tensor; pass a dense one")
+    if x.is_quantized or x.dtype not in DTYPE_CODE:
+        names = ", ".join(str(t).removeprefix("torch.") for t in DTYPE_CODE)
+        raise DTypeError(
+            f"{op}: {name} is {str(x.dtype).removeprefix('torch.')}; the contract covers {names}. "
+            f"Convert {name} first"
+        )
+    if x.device.type != "cpu":
+        raise DTypeError(f"{op}: {name} is on {x.device}; this engine computes on the CPU")
+    if like is not None and x.dtype is not like.dtype:
+        raise DTypeError(
+            f"{op}: q is {str(like.dtype).removeprefix('torch.')} but {name} is "
+            f"{str(x.dtype).removeprefix('torch.')}; give all three the same dtype"
+        )
+
+
+def heads(op: str, q_heads: int, kv_heads: int, v_heads: int, enable_gqa: bool) -> None:
+    """Query heads must be a multiple of KV heads (and equal without `enable_gqa`)."""
+    if kv_heads != v_heads:
+        raise ShapeError(f"{op}: k has {kv_heads} heads but v has {v_heads}")
+    if q_heads == kv_heads:
+        return
+    if not enable_gqa:
+        raise ShapeError(f"{op}: {q_heads} query and {kv_heads} KV heads need enable_gqa=True")
+    if kv_heads == 0 or q_heads % kv_heads:
+        raise ShapeError(f"{op}: {q_heads} query heads are not a multiple of {kv_heads} KV heads")
+
+
+def head_dims(op: str, q: torch.Tensor, k: torch.Tensor) -> None:
+    if q.size(-1) != k.size(-1):
+        raise ShapeError(f"{op}: head dim of q is {q.size(-1)} but of k is {k.size(-1)}")
+
+
+def options(op: str, window: int | None, softcap: float | None, scale: float) -> None:
+    """Window, cap and scale in their ranges."""
+    if window is not None and window < 1:
+        raise ShapeError(f"{op}: window={window} sees no key; use at least 1, or None")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise ShapeError(f"{op}: softcap={softcap} must be positive and finite, or None")
+    if scale != scale or scale in (float("inf"), float("-inf")):
+        raise ShapeError(f"{op}: scale={scale} is not finite")
+
+
+def mask(op: str, m: torch.Tensor, q: torch.Tensor, target: Sequence[int]) -> None:
+    """A boolean or floating mask that broadcasts to `target` = [..., heads, q_len, kv_len]."""
+    operand_like = m.layout is torch.strided and m.device.type == "cpu" and not m.is_nested
+    if not operand_like or not (m.dtype is torch.bool or m.dtype.is_floating_point):
+        raise DTypeError(
+            f"{op}: a mask is a dense bool or floating CPU tensor, not {m.dtype} {m.layout} on "
+            f"{m.device}"
+        )
+    if m.dim() > len(target) or any(
+        a not in (1, b) for a, b in zip(reversed(m.shape), reversed(target), strict=False)
+    ):
+        raise ShapeError(f"{op}: mask {tuple(m.shape)} does not broadcast to {tuple(target)}")
+
+
+def sink_logits(op: str, sinks: torch.Tensor, q_heads: int) -> torch.Tensor:
+    """Sinks as a contiguous fp32 tensor [heads]."""
+    if sinks.layout is not torch.strided or not sinks.dtype.is_floating_point:
+        raise DTypeError(f"{op}: sinks must be a dense floating tensor, not {sinks.dtype}")
+    if sinks.device.type != "cpu":
+        raise DTypeError(f"{op}: sinks are on {sinks.device}; this engine computes on the CPU")
+    if sinks.shape != (q_heads,):
+        raise ShapeError(f"{op}: sinks have shape {tuple(sinks.shape)}, not ({q_heads},)")
+    return sinks.to(torch.float32).contiguous()
+
+
+def offsets(op: str, name: str, cu: torch.Tensor, total: int) -> torch.Tensor:
+    """Cumulative lengths: integers, from 0, never falling, ending at `total`."""
+    cu = integers(op, name, cu, 1)
+    steps = cu.diff()
+    if cu.numel() < 1 or int(cu[0]) != 0 or int(cu[-1]) != total or bool((steps < 0).any()):
+        raise ShapeError(
+            f"{op}: {name} must start at 0, never fall and end at {total}; got {cu.tolist()[:8]}"
+        )
+    return cu
+
+
+def integers(op: str, name: str, x: object, dim: int) -> torch.Tensor:
+    """An integer CPU tensor of `dim` dimensions, as contiguous int64."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
+        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise DTypeError(f"{op}: {name} must be an int32 or int64 tensor, not {got}")
+    if x.device.type != "cpu" or x.layout is not torch.strided:
+        raise DTypeError(f"{op}: {name} must be a dense CPU tensor")
+    if x.dim() != dim:
+        raise ShapeError(f"{op}: {name} must have {dim} dimension(s), not shape {tuple(x.shape)}")
+    return x.to(torch.int64).contiguous()
+
+
+def ambiguous_start(op: str, q_len: int, kv_len: int) -> NoReturn:
+    raise ShapeError(
+        f"{op}: causal or window with {q_len} queries and {kv_len} keys: say where the queries "
+        f"stand. q_start={kv_len - q_len} puts them at the end (decode, chunks), q_start=0 at the "
+        "beginning (torch's is_causal)"
+    )

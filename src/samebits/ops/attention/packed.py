@@ -1,0 +1,195 @@
+"""Attention over packed sequences: varlen tensors and paged KV caches. Same contract as dense."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from samebits.engines.cpu import attention as engine
+from samebits.errors import ShapeError, UncoveredError
+from samebits.ops.attention import checks
+from samebits.ops.attention.autograd import needs_grad
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    q_start: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of sequences that lie one after the other, the layout of FlashAttention's varlen.
+
+    Each sequence gets the bits that `samebits.ops.attention` gives it alone.
+
+    Args:
+        q: [total_q, Hq, D], fp32, bf16 or fp16, any strides.
+        k: [total_k, Hkv, D]; v: [total_k, Hkv, Dv]; same dtype.
+        cu_q: [N + 1] cumulative query lengths, int32 or int64, from 0 to total_q.
+        cu_k: [N + 1] cumulative KV lengths, from 0 to total_k.
+        q_start: [N] position of each sequence's first row; None puts the rows at the end of the
+            keys (kv_len - q_len), as FlashAttention does.
+        scale, causal, window, softcap, sinks, return_lse: as in `samebits.ops.attention`.
+
+    Returns:
+        [total_q, Hq, Dv] in q's dtype, and with `return_lse` the logsumexp [Hq, total_q] in fp32.
+
+    Raises:
+        ShapeError, DTypeError: as `samebits.ops.attention`; offsets that do not fit.
+        UncoveredError: a tensor that needs a gradient (use the dense form to train).
+    """
+    op = "attention_varlen"
+    scale = _common(op, q, k, v, 3, scale, window, softcap)
+    if k.size(0) != v.size(0):
+        raise ShapeError(f"{op}: k has {k.size(0)} rows but v has {v.size(0)}")
+    cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
+    cu_k = checks.offsets(op, "cu_k", cu_k, k.size(0))
+    if cu_q.numel() != cu_k.numel():
+        raise ShapeError(f"{op}: cu_q names {cu_q.numel() - 1} sequences, cu_k {cu_k.numel() - 1}")
+    starts = _starts(op, q_start, cu_k.diff() - cu_q.diff())
+    longest = int(cu_q.diff().max()) if cu_q.numel() > 1 else 0
+    sequences = engine.Sequences(cu_q.numel() - 1, longest, starts, cu_q=cu_q, cu_k=cu_k)
+    return _launch(op, q, k, v, sequences, scale, causal, window, softcap, sinks, return_lse)
+
+
+def attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_q: torch.Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    q_start: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a paged KV cache (Kwon et al., PagedAttention, 2023), any page size.
+
+    Each sequence gets the bits that `samebits.ops.attention` gives it alone with contiguous K and
+    V. Unused slots and pages are never read.
+
+    Args:
+        q: [total_q, Hq, D]: the new rows of all sequences, one after the other.
+        k_cache: [pages, page_size, Hkv, D]; v_cache: [pages, page_size, Hkv, Dv]; same dtype.
+        block_table: [N, max_pages] int32 or int64: the pages of each sequence in order.
+        seq_lens: [N] KV length of each sequence, the new rows' keys included.
+        cu_q: [N + 1] cumulative query lengths.
+        q_start: [N] position of each sequence's first row; None means seq_lens - q_len.
+        scale, causal, window, softcap, sinks, return_lse: as in `samebits.ops.attention`.
+
+    Returns:
+        [total_q, Hq, Dv] in q's dtype, and with `return_lse` the logsumexp [Hq, total_q] in fp32.
+
+    Raises:
+        ShapeError: also for a page number outside the cache or a table too short.
+        DTypeError, UncoveredError: as `attention_varlen`.
+    """
+    op = "attention_paged"
+    scale = _common(op, q, k_cache, v_cache, 4, scale, window, softcap)
+    if k_cache.shape[:2] != v_cache.shape[:2]:
+        raise ShapeError(
+            f"{op}: k_cache has pages {tuple(k_cache.shape[:2])} but v_cache "
+            f"{tuple(v_cache.shape[:2])}"
+        )
+    cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
+    lens = checks.integers(op, "seq_lens", seq_lens, 1)
+    table = checks.integers(op, "block_table", block_table, 2)
+    count, page = cu_q.numel() - 1, k_cache.size(1)
+    if lens.numel() != count or table.size(0) != count:
+        raise ShapeError(
+            f"{op}: cu_q names {count} sequences, seq_lens {lens.numel()}, block_table "
+            f"{table.size(0)}"
+        )
+    if count:
+        if int(lens.min()) < 0 or int(lens.max()) > table.size(1) * page:
+            raise ShapeError(
+                f"{op}: seq_lens must lie in 0..{table.size(1) * page} (pages in block_table times "
+                "page size)"
+            )
+        used = torch.arange(table.size(1))[None, :] * page < lens[:, None]
+        if bool((used & ((table < 0) | (table >= k_cache.size(0)))).any()):
+            raise ShapeError(f"{op}: block_table names a page outside 0..{k_cache.size(0) - 1}")
+    q_lens = cu_q.diff()
+    starts = _starts(op, q_start, lens - q_lens)
+    longest = int(q_lens.max()) if count else 0
+    sequences = engine.Sequences(
+        count, longest, starts, cu_q=cu_q, block_table=table, kv_lens=lens, page=page
+    )
+    return _launch(
+        op, q, k_cache, v_cache, sequences, scale, causal, window, softcap, sinks, return_lse
+    )
+
+
+def _common(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_dims: int,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> float:
+    """What both layouts check alike; the scale to use."""
+    checks.operand(op, "q", q)
+    checks.operand(op, "k", k, q)
+    checks.operand(op, "v", v, q)
+    if q.dim() != 3 or k.dim() != kv_dims or v.dim() != kv_dims:
+        raise ShapeError(
+            f"{op}: q needs 3 and k, v {kv_dims} dimensions, not {tuple(q.shape)}, "
+            f"{tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    checks.head_dims(op, q, k)
+    checks.heads(op, q.size(1), k.size(-2), v.size(-2), True)
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.size(-1)) if q.size(-1) else 1.0
+    checks.options(op, window, softcap, scale)
+    if needs_grad(q, k, v):
+        raise UncoveredError(
+            op, "packed attention has no backward", remedy="Use samebits.ops.attention to train."
+        )
+    return scale
+
+
+def _starts(op: str, q_start: torch.Tensor | None, default: torch.Tensor) -> torch.Tensor:
+    if q_start is None:
+        return default.contiguous()
+    starts = checks.integers(op, "q_start", q_start, 1)
+    if starts.shape != default.shape:
+        raise ShapeError(f"{op}: q_start {tuple(starts.shape)} is not one for each sequence")
+    return starts
+
+
+def _launch(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: engine.Sequences,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    logits = None if sinks is None else checks.sink_logits(op, sinks, q.size(1))
+    out, lse = engine.packed(
+        q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
+        sinks=logits, lse=return_lse,
+    )  # fmt: skip
+    return out if lse is None else (out, lse)
