@@ -4,7 +4,8 @@ aten lists ``addmm``, ``addmm.out`` and ``addmm_`` as three operations with thre
 override is written once, in functional form. Its other forms are found by comparing schemas: an
 ``out`` form has the same inputs and one extra ``out`` argument for each result, an in-place form
 has the same inputs of which it writes the first. Where shape or dtype of the target differ from
-the result, torch's own meta kernel decides: it raises torch's errors and gives torch's warning.
+the result, torch's own kernel runs first: it raises torch's errors, gives torch's warnings and
+resizes; what it wrote is then overwritten.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Schemas:
 def out_form(name: str, schema: Any, fn: Function) -> Function:
     """The ``out`` form of a functional override."""
     names = [a.name for a in schema.arguments if a.is_out]
-    check = Meta(name)
+    original = Stock(name)
 
     if len(names) == 1:
         (only,) = names
@@ -61,17 +62,19 @@ def out_form(name: str, schema: Any, fn: Function) -> Function:
         def out_one(*args: Any, **kwargs: Any) -> Any:
             out = kwargs.pop(only)
             result = fn(*args, **_adopt_dtype(schema, kwargs, out))
-            _write(out, result, check, args, {**kwargs, only: out})
-            return out
+            if not _fits(out, result):
+                original(*args, **kwargs, **{only: out})
+            return out.copy_(result)
 
         return out_one
 
     def out_many(*args: Any, **kwargs: Any) -> Any:
         outs = tuple(kwargs.pop(n) for n in names)
         results = fn(*args, **kwargs)
-        full = {**kwargs, **dict(zip(names, outs, strict=True))}
+        if not all(map(_fits, outs, results)):
+            original(*args, **kwargs, **dict(zip(names, outs, strict=True)))
         for out, result in zip(outs, results, strict=True):
-            _write(out, result, check, args, full)
+            out.copy_(result)
         return outs
 
     return out_many
@@ -79,45 +82,19 @@ def out_form(name: str, schema: Any, fn: Function) -> Function:
 
 def inplace_form(name: str, fn: Function) -> Function:
     """The in-place form of a functional override."""
-    check = Meta(name)
+    original = Stock(name)
 
     def inplace(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = fn(self, *args, **kwargs)
-        if result.shape != self.shape or result.dtype != self.dtype:
-            check((self, *args), kwargs)
+        if not _fits(self, result):
+            original(self, *args, **kwargs)
         return self.copy_(result)
 
     return inplace
 
 
-class Meta:
-    """Runs an operation on meta tensors, for its checks and warnings only."""
-
-    __slots__ = ("_name", "_op")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._op: Stock | None = None
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises what torch raises for these arguments."""
-        if self._op is None:
-            self._op = Stock(self._name, "Meta")
-        self._op(*map(_to_meta, args), **{k: _to_meta(v) for k, v in kwargs.items()})
-
-
-def _write(
-    out: torch.Tensor,
-    result: torch.Tensor,
-    check: Meta,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    if out.shape != result.shape or out.dtype != result.dtype or out.device != result.device:
-        check(args, kwargs)
-        if out.shape != result.shape:
-            out.resize_(result.shape)
-    out.copy_(result)
+def _fits(target: torch.Tensor, result: torch.Tensor) -> bool:
+    return target.shape == result.shape and target.dtype == result.dtype
 
 
 def _adopt_dtype(schema: Any, kwargs: dict[str, Any], out: torch.Tensor) -> dict[str, Any]:
@@ -125,14 +102,6 @@ def _adopt_dtype(schema: Any, kwargs: dict[str, Any], out: torch.Tensor) -> dict
     if kwargs.get("dtype") is None and any(a.name == "dtype" for a in schema.arguments):
         return {**kwargs, "dtype": out.dtype}
     return kwargs
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_to_meta, value))
-    return value
 
 
 def _written(argument: Any) -> bool:
