@@ -15,6 +15,7 @@ from samebits.errors import SwitchError
 from samebits.mode import coverage
 from samebits.mode.derive import Schemas, inplace_form, out_form
 from samebits.mode.fallback import Stock, refuse
+from samebits.mode.opaque import traceable
 from samebits.mode.registry import OVERRIDES
 from samebits.mode.table import Kind
 
@@ -81,6 +82,8 @@ def overrides() -> dict[tuple[str, str], Counted]:
         if schemas.get(o.name) is not None
     }
     for (name, key), counted in list(kernels.items()):
+        if key == "AutogradCPU":
+            counted.fn = traceable(name, schemas.get(name), counted.fn)
         if key != "CPU":
             continue
         for form, schema in schemas.derived(name):

@@ -1,0 +1,120 @@
+"""Composite operations that are overridden as a whole stay whole when they are traced.
+
+torch splits a composite (``linear``, ``scaled_dot_product_attention``) above the level at which a
+compiler records operations. An override at AutogradCPU takes it whole; but what it meets there may be
+no tensor with memory: a tracer's stand-in, or a tensor under a dispatch mode that wants to see what
+runs. For these the override calls ``samebits::<name>``, an operation with the composite's schema that
+tracers record and replay as it is, so that compiled code has the bits of eager code. Its gradient is
+``samebits::<name>_vjp``, which runs the override again and differentiates it.
+
+Under the transforms of ``torch.func`` the composite is split as torch does, into covered operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from samebits.mode.fallback import Stock
+
+Function = Callable[..., Any]
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+#: Overrides that call aten operations alone once a gradient is wanted: tracers may look into them.
+_DIFFERENTIABLE_PARTS = frozenset({"layer_norm", "linear", "rms_norm"})
+_library = torch.library.Library("samebits", "FRAGMENT")  # type: ignore[no-untyped-call]
+_INCLUDED = torch._C._dispatch_tls_local_include_set()
+_EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
+
+
+def traceable(name: str, schema: Any, fn: Function) -> Function:
+    """An override at AutogradCPU that can be traced.
+
+    Args:
+        name: aten schema name of a composite whose first argument is a tensor.
+        schema: its schema; it takes tensors by position and returns one tensor.
+        fn: the override: tensors in, a differentiable tensor out.
+    """
+    split = Stock(name, "CompositeImplicitAutograd")
+    whole = _define(name, schema, fn, split)
+    parts = name in _DIFFERENTIABLE_PARTS
+    modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+
+    def override(*args: Any, **kwargs: Any) -> Any:
+        if type(args[0]) in _PLAIN and not modes() and not transforms():
+            return fn(*args, **kwargs)
+        if transforms():
+            return split(*args, **kwargs)
+        if modes() or _traced(args[0]):
+            if parts and torch.is_grad_enabled() and any(map(_wants_gradient, args)):
+                return fn(*args, **kwargs)
+            return whole(*args, **kwargs)
+        return fn(*args, **kwargs)
+
+    return override
+
+
+def _traced(x: torch.Tensor) -> bool:
+    return type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def _wants_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _define(name: str, schema: Any, fn: Function, split: Function) -> Function:
+    op = name.replace(".", "_")
+    signature = str(schema).partition("(")[2]
+    inputs = signature.rpartition(") ->")[0]
+    tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
+    qualified = f"samebits::{op}"
+    _library.define(f"{op}({signature}")
+    _library.define(f"{op}_vjp(Tensor grad, bool[] needs, {inputs}) -> Tensor[]")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs).contiguous()
+
+    def run_fake(*args: Any, **kwargs: Any) -> Any:
+        return torch.empty_like(split(*args, **kwargs), memory_format=torch.contiguous_format)
+
+    def vjp(grad: torch.Tensor, needs: list[bool], *args: Any, **kwargs: Any) -> Any:
+        inputs = list(args)
+        with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
+            wanted = []
+            for index, need in zip(tensors, needs, strict=True):
+                if need:
+                    inputs[index] = inputs[index].detach().requires_grad_()
+                    wanted.append(inputs[index])
+            gradients = torch.autograd.grad(fn(*inputs, **kwargs), wanted, grad)
+        return [g.contiguous() for g in gradients]
+
+    def vjp_fake(grad: torch.Tensor, needs: list[bool], *args: Any, **kwargs: Any) -> Any:
+        wanted = [args[i] for i, need in zip(tensors, needs, strict=True) if need]
+        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in wanted]
+
+    def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any = None, *, output: Any) -> None:
+        ctx.save_for_backward(*(inputs[i] for i in tensors))
+        ctx.inputs = [None if i in tensors else v for i, v in enumerate(inputs)]
+        ctx.keywords = keyword_only_inputs or {}
+
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        args = list(ctx.inputs)
+        for index, tensor in zip(tensors, ctx.saved_tensors, strict=True):
+            args[index] = tensor
+        needs = [bool(ctx.needs_input_grad[i]) for i in tensors]
+        found = iter(vjp_op(grad, needs, *args, **ctx.keywords))
+        out: list[torch.Tensor | None] = [None] * len(args)
+        for index, need in zip(tensors, needs, strict=True):
+            if need:
+                out[index] = next(found)
+        return tuple(out)
+
+    _library.impl(op, run, "CPU")
+    _library.impl(f"{op}_vjp", vjp, "CPU")
+    torch.library.register_fake(qualified, run_fake, lib=_library)
+    torch.library.register_fake(f"{qualified}_vjp", vjp_fake, lib=_library)
+    vjp_op = getattr(torch.ops.samebits, f"{op}_vjp").default
+    torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
+    return getattr(torch.ops.samebits, op).default  # type: ignore[no-any-return]
