@@ -54,6 +54,14 @@ _SKIP = tuple(
 )
 
 
+#: Where the kernels of alias keys run.
+_RUNTIME_KEY = {
+    "CompositeImplicitAutograd": "AutogradCPU",
+    "CompositeExplicitAutograd": "CPU",
+    "CompositeExplicitAutogradNonFunctional": "CPU",
+}
+
+
 @dataclass(frozen=True)
 class Policy:
     """What to do with an operation that no contract covers.
@@ -117,7 +125,7 @@ class Stock:
 
     def __init__(self, name: str, key: str = "CPU") -> None:
         self.name = name
-        parsed = torch._C._dispatch_key_parse(key)
+        parsed = torch._C._dispatch_key_parse(_RUNTIME_KEY.get(key, key))
         self._keys = torch._C.DispatchKeySet(parsed)
         qualified = name if "::" in name else f"aten::{name}"
         self._call = torch.library.get_kernel(qualified, parsed).call_boxed

@@ -8,6 +8,7 @@ tracers record and replay as it is, so that compiled code has the bits of eager 
 ``samebits::<name>_vjp``, which runs the override again and differentiates it.
 
 Under the transforms of ``torch.func`` the composite is split as torch does, into covered operations.
+Where those would give other bits (RMSNorm), it is handed to the operation that is covered whole.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ _INCLUDED = torch._C._dispatch_tls_local_include_set()
 _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 
 
+def _rms_norm(
+    x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    return torch._fused_rms_norm(x, tuple(shape), weight, eps)[0]
+
+
+_SPLIT: dict[str, Function] = {"rms_norm": _rms_norm}
+
+
 def traceable(name: str, schema: Any, fn: Function) -> Function:
     """An override at AutogradCPU that can be traced.
 
@@ -37,10 +47,13 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
         schema: its schema; it takes tensors by position and returns one tensor.
         fn: the override: tensors in, a differentiable tensor out.
     """
-    split = Stock(name, "CompositeImplicitAutograd")
+    split: Function = _SPLIT.get(name) or Stock(name, "CompositeImplicitAutograd")
     whole = _define(name, schema, fn, split)
     parts = name in _DIFFERENTIABLE_PARTS
-    modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+    modes, transforms = (
+        torch._C._len_torch_dispatch_stack,
+        torch._C._are_functorch_transforms_active,
+    )
 
     def override(*args: Any, **kwargs: Any) -> Any:
         if type(args[0]) in _PLAIN and not modes() and not transforms():

@@ -1,0 +1,46 @@
+"""Batching rules of ``torch.func.vmap`` for operations that torch would split under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from samebits.mode.registry import aten
+
+_BATCHED = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("FuncTorchBatched"))
+_functorch: Any = torch._C._functorch
+
+
+def _unwrap(x: torch.Tensor | None, level: int) -> tuple[torch.Tensor | None, int | None]:
+    if x is None or not _functorch.is_batchedtensor(x) or _functorch.maybe_get_level(x) != level:
+        return x, None
+    return _functorch.get_unwrapped(x), _functorch.maybe_get_bdim(x)
+
+
+@aten("_fused_rms_norm", key="FuncTorchBatched")
+def fused_rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    eps: float | None,
+) -> Any:
+    level = _functorch.maybe_current_level()
+    x, dim = _unwrap(input, level)
+    w, weight_dim = _unwrap(weight, level)
+    assert x is not None
+    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+        if weight_dim is None:
+            assert dim is not None
+            results = torch._fused_rms_norm(x.movedim(dim, 0), normalized_shape, w, eps)
+        else:
+            assert w is not None
+            weights = w.unbind(weight_dim)
+            inputs = [x] * len(weights) if dim is None else x.unbind(dim)
+            each = [
+                torch._fused_rms_norm(i, normalized_shape, j, eps)
+                for i, j in zip(inputs, weights, strict=True)
+            ]
+            results = tuple(torch.stack(r) for r in zip(*each, strict=True))
+    return tuple(_functorch._add_batch_dim(r, 0, level) for r in results)
