@@ -95,8 +95,8 @@ def refuse(op: str, reason: str, *, remedy: str | None = None) -> None:
     Raises:
         UncoveredError: under ``policy="refuse"``, unless ``op`` is on the allow-list.
     """
-    name = op if "::" in op else f"aten::{op}"
-    base = name.split(".", 1)[0]
+    name = op if "::" in op or op.startswith("torch.") else f"aten::{op}"
+    base = name.partition(".")[0] if "::" in name else name
     if policy.kind == "allow" or name in policy.allow or base in policy.allow:
         return
     filename, line = call_site()

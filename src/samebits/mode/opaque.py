@@ -1,13 +1,13 @@
 """Composite operations that are overridden as a whole stay whole when they are traced.
 
 torch splits a composite (``linear``, ``scaled_dot_product_attention``) above the level at which a
-compiler records operations. An override at AutogradCPU takes it whole; but what it meets there may be
-no tensor with memory: a tracer's stand-in, or a tensor under a dispatch mode that wants to see what
-runs. For these the override calls ``samebits::<name>``, an operation with the composite's schema that
-tracers record and replay as it is, so that compiled code has the bits of eager code. Its gradient is
-``samebits::<name>_vjp``, which runs the override again and differentiates it.
+compiler records operations. An override at AutogradCPU takes it whole; but what it meets there may
+have no memory: a tracer's stand-in, or a tensor under a dispatch mode that wants to see what runs.
+For these the override calls ``samebits::<name>``, an operation with the composite's schema that
+tracers record and replay as it is, so that compiled code has the bits of eager code. Its gradient
+is ``samebits::<name>_vjp``, which runs the override again and differentiates it.
 
-Under the transforms of ``torch.func`` the composite is split as torch does, into covered operations.
+Under the transforms of ``torch.func`` a composite is split as torch does, into covered operations.
 Where those would give other bits (RMSNorm), it is handed to the operation that is covered whole.
 """
 
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Overrides that call aten operations alone once a gradient is wanted: tracers may look into them.
 _DIFFERENTIABLE_PARTS = frozenset({"layer_norm", "linear", "rms_norm"})
-_library = torch.library.Library("samebits", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library: Any = torch.library.Library("samebits", "FRAGMENT")  # type: ignore[no-untyped-call]
 _INCLUDED = torch._C._dispatch_tls_local_include_set()
 _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 

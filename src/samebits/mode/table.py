@@ -136,24 +136,24 @@ GROUPS = (
         Kind.COMPOSITE,
         "runs other operations through the dispatcher",
         """
-        _batch_norm_no_update _batch_norm_with_update_functional _convolution _foreach_abs
-        _foreach_acos _foreach_add _foreach_addcdiv _foreach_addcmul _foreach_asin
-        _foreach_atan _foreach_ceil _foreach_clamp_max _foreach_clamp_min _foreach_clone
-        _foreach_copy _foreach_cos _foreach_cosh _foreach_div _foreach_erf _foreach_erfc
-        _foreach_exp _foreach_expm1 _foreach_floor _foreach_frac _foreach_lerp
-        _foreach_lgamma _foreach_log _foreach_log10 _foreach_log1p _foreach_log2
-        _foreach_max _foreach_maximum _foreach_minimum _foreach_mm _foreach_mul _foreach_neg
-        _foreach_norm _foreach_pow _foreach_powsum _foreach_reciprocal _foreach_round
-        _foreach_rsqrt _foreach_sigmoid _foreach_sign _foreach_sin _foreach_sinh
-        _foreach_sqrt _foreach_sub _foreach_tan _foreach_tanh _foreach_trunc _foreach_zero
-        _grouped_mm _index_put_impl _native_batch_norm_legit_functional
-        _native_batch_norm_legit_no_training _safe_softmax _trilinear
-        _unsafe_masked_index_put_accumulate adaptive_avg_pool1d affine_grid_generator
-        allclose avg_pool1d bartlett_window binary_cross_entropy_with_logits blackman_window
-        celu conv_tbc convolution convolution_backward dist hamming_window hann_window
-        kaiser_window ldexp linear log_softmax logcumsumexp logsumexp
-        masked_scatter_backward mv normal_functional put soft_margin_loss
-        soft_margin_loss_backward softmax unfold_backward
+        _batch_norm_no_update _batch_norm_with_update_functional _convolution
+        _embedding_bag_backward _foreach_abs _foreach_acos _foreach_add _foreach_addcdiv
+        _foreach_addcmul _foreach_asin _foreach_atan _foreach_ceil _foreach_clamp_max
+        _foreach_clamp_min _foreach_clone _foreach_copy _foreach_cos _foreach_cosh
+        _foreach_div _foreach_erf _foreach_erfc _foreach_exp _foreach_expm1 _foreach_floor
+        _foreach_frac _foreach_lerp _foreach_lgamma _foreach_log _foreach_log10
+        _foreach_log1p _foreach_log2 _foreach_max _foreach_maximum _foreach_minimum
+        _foreach_mm _foreach_mul _foreach_neg _foreach_norm _foreach_pow _foreach_powsum
+        _foreach_reciprocal _foreach_round _foreach_rsqrt _foreach_sigmoid _foreach_sign
+        _foreach_sin _foreach_sinh _foreach_sqrt _foreach_sub _foreach_tan _foreach_tanh
+        _foreach_trunc _foreach_zero _grouped_mm _index_put_impl
+        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+        _safe_softmax _trilinear _unsafe_masked_index_put_accumulate adaptive_avg_pool1d
+        affine_grid_generator allclose avg_pool1d bartlett_window
+        binary_cross_entropy_with_logits blackman_window celu conv_tbc convolution
+        convolution_backward dist hamming_window hann_window kaiser_window ldexp linear
+        log_softmax logcumsumexp logsumexp masked_scatter_backward mv normal_functional put
+        soft_margin_loss soft_margin_loss_backward softmax unfold_backward
         """,
     ),
     Group(
@@ -205,11 +205,11 @@ GROUPS = (
         Kind.REFUSED,
         "the order of its scattered additions has no contract here",
         """
-        _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward
-        _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
-        _histogramdd_from_bin_cts _histogramdd_from_bin_tensors _index_put_impl_
-        _segment_reduce_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward
-        bincount col2im embedding_dense_backward fractional_max_pool2d_backward
+        _embedding_bag _embedding_bag_dense_backward _embedding_bag_forward_only
+        _embedding_bag_per_sample_weights_backward _histogramdd_from_bin_cts
+        _histogramdd_from_bin_tensors _index_put_impl_ _segment_reduce_backward
+        adaptive_max_pool2d_backward adaptive_max_pool3d_backward bincount col2im
+        embedding_dense_backward fractional_max_pool2d_backward
         fractional_max_pool3d_backward histogram index_add index_reduce
         max_pool2d_with_indices_backward max_pool3d_with_indices_backward
         reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward

@@ -1,5 +1,5 @@
-"""Overrides of the matrix products. ``matmul``, ``einsum``, ``tensordot``, ``inner`` and
-``multi_dot`` are made of these by torch itself."""
+"""Overrides of the matrix products. ``matmul``, ``einsum``, ``tensordot``, ``inner``
+are made of these by torch itself."""
 
 from __future__ import annotations
 

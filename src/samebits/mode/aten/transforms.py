@@ -30,16 +30,18 @@ def fused_rms_norm(
     x, dim = _unwrap(input, level)
     w, weight_dim = _unwrap(weight, level)
     assert x is not None
+    shape = tuple(normalized_shape)
+    results: Sequence[torch.Tensor]
     with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
         if weight_dim is None:
             assert dim is not None
-            results = torch._fused_rms_norm(x.movedim(dim, 0), normalized_shape, w, eps)
+            results = torch._fused_rms_norm(x.movedim(dim, 0), shape, w, eps)
         else:
             assert w is not None
             weights = w.unbind(weight_dim)
             inputs = [x] * len(weights) if dim is None else x.unbind(dim)
             each = [
-                torch._fused_rms_norm(i, normalized_shape, j, eps)
+                torch._fused_rms_norm(i, shape, j, eps)
                 for i, j in zip(inputs, weights, strict=True)
             ]
             results = tuple(torch.stack(r) for r in zip(*each, strict=True))
