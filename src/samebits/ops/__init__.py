@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from samebits.ops.conv import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
 from samebits.ops.linear import linear
 from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
 from samebits.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
@@ -27,6 +35,12 @@ __all__ = [
     "baddbmm",
     "batch_norm",
     "bmm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "cumprod",
     "cumsum",
     "dot",

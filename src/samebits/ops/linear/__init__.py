@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.linear.operands import check_tensor, needs_graph, plain
+from samebits.ops.reduce import run as reduce
 
 _STRIDED = torch.strided
 
@@ -26,7 +28,7 @@ def linear(
     Lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with
     zeros; the lanes are folded 8-4-2-1; the bias is added in fp32. Element [m, n] depends on row m
     of x, row n of weight and bias[n] only. K = 0 gives +0 (or the bias). NaN results are the
-    canonical NaN. Differentiable.
+    canonical NaN. Differentiable once.
 
     Args:
         x: [..., K], float32, bfloat16 or float16, any strides.
@@ -120,15 +122,15 @@ class _Linear(torch.autograd.Function):
         return engine.linear(x, weight, bias, out_dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
         need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1])
-        grad_x = linear(grad, weight.t()) if need_x else None
-        grad_weight = linear(flat.t(), x.reshape(-1, x.shape[-1]).t()) if need_weight else None
+        grad_x = engine.linear(grad, weight.t(), None) if need_x else None
+        grad_weight = engine.bmm(flat.t(), x.reshape(-1, x.shape[-1])) if need_weight else None
         grad_bias = None
         if ctx.has_bias and need_bias:
-            ones = torch.ones(1, flat.shape[0], dtype=flat.dtype)
-            grad_bias = linear(flat.t(), ones).reshape(-1)
+            grad_bias = reduce("sum", flat, 0)
         return grad_x, grad_weight, grad_bias, None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.linear.operands import check_tensor, needs_graph, plain
+from samebits.ops.reduce import run as reduce
 
 _STRIDED = torch.strided
 
@@ -23,7 +25,8 @@ def product(
     beta: float = 1.0,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """a [M, K], b [K, N] or a [B, M, K], b [B, K, N]; c broadcasts to the result. Differentiable.
+    """a [M, K], b [K, N] or a [B, M, K], b [B, K, N]; c broadcasts to the result. Differentiable
+    once.
 
     Raises:
         ShapeError: the shapes do not fit.
@@ -123,12 +126,13 @@ class _Product(torch.autograd.Function):
         return engine.bmm(a, b, c, alpha, beta, out_dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
         grad = grads[0].to(a.dtype)
         need_a, need_b, need_c = ctx.needs_input_grad[:3]
-        grad_a = product("backward", grad, b.mT, alpha=ctx.alpha) if need_a else None
-        grad_b = product("backward", a.mT, grad, alpha=ctx.alpha) if need_b else None
+        grad_a = engine.bmm(grad, b.mT, None, ctx.alpha) if need_a else None
+        grad_b = engine.bmm(a.mT, grad, None, ctx.alpha) if need_b else None
         grad_c = None
         if ctx.c_shape is not None and need_c:
             grad_c = _sum_to(grads[0], ctx.c_shape, ctx.beta).to(ctx.c_dtype)
@@ -137,14 +141,7 @@ class _Product(torch.autograd.Function):
 
 def _sum_to(grad: torch.Tensor, shape: torch.Size, beta: float) -> torch.Tensor:
     """``beta * grad`` summed over the axes along which a tensor of `shape` was broadcast."""
+    grad = grad if beta == 1 else grad * beta
     lead = grad.dim() - len(shape)
-    reduced = [i for i in range(grad.dim()) if i < lead or shape[i - lead] != grad.shape[i]]
-    if not reduced:
-        return grad if beta == 1 else grad * beta
-    kept = [i for i in range(grad.dim()) if i not in reduced]
-    rows = grad.permute(*kept, *reduced).reshape(
-        torch.Size(grad.shape[i] for i in kept).numel(),
-        torch.Size(grad.shape[i] for i in reduced).numel(),
-    )
-    ones = torch.ones(rows.shape[1], 1, dtype=rows.dtype)
-    return product("backward", rows, ones, alpha=beta).reshape(shape)
+    axes = [i for i in range(grad.dim()) if i < lead or shape[i - lead] != grad.shape[i]]
+    return reduce("sum", grad, axes).reshape(shape) if axes else grad
