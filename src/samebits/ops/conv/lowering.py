@@ -146,7 +146,7 @@ def grad_weight(
     step = max(1, _CHUNK // max(1, groups * math.prod(kernel) * images * positions))
     for c in range(0, channels, step):
         size = min(step, channels - c)
-        part = seen.unflatten(1, (groups, channels))[:, :, c : c + size]
+        part = seen.view(images, groups, channels, *seen.shape[2:])[:, :, c : c + size]
         right = part.permute(
             1, 2, *range(3, 3 + len(kernel)), 0, *range(3 + len(kernel), part.dim())
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import EllipsisType
 
 import numpy as np
 import torch
@@ -59,10 +60,15 @@ def conv_transpose(
     """x [B, C, ...], weight [C, O/groups, k...], output_padding 0: the definition in `ops.conv`."""
     sizes = [(s - 1) * stride + 1 for s in x.shape[2:]]
     spread = torch.zeros(*x.shape[:2], *sizes, dtype=x.dtype)
-    spread[(..., *(slice(None, None, stride) for _ in sizes))] = x
+    spread[every([slice(None, None, stride)] * len(sizes))] = x
     parts = [part.flip(list(range(2, part.dim()))).transpose(0, 1) for part in weight.chunk(groups)]
     span = dilation * (weight.shape[2] - 1)
     if padding > span:
         cut = padding - span
-        spread = spread[(..., *(slice(cut, -cut) for _ in sizes))]
+        spread = spread[every([slice(cut, -cut)] * len(sizes))]
     return conv(spread, torch.cat(parts), bias, 1, max(0, span - padding), dilation, groups)
+
+
+def every(spatial: list[slice]) -> tuple[EllipsisType | slice, ...]:
+    """An index of all images and channels, and of the spatial axes given."""
+    return (..., *spatial)
