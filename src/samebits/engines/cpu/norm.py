@@ -12,11 +12,13 @@ from samebits.engines.cpu.reduce import KINDS, exp_sum, reduce_with_mean
 # From this length on, a single row is worth several threads.
 _LONG = 65536
 
+_empty, _empty_like = torch.empty, torch.empty_like
+
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
     """`x` with a contiguous last axis, the number of its rows, their length and their distance."""
     n = x.shape[-1]
-    rows = x.numel() // n if n else math.prod(x.shape[:-1])
+    rows = x.numel() // n if n else 0
     if x.is_contiguous():
         return x, rows, n, n
     if x.ndim == 2 and x.stride(1) == 1:
@@ -30,12 +32,12 @@ def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, log: bool) -> torch.
     Args:
         dtype: of the result: that of `x`, or float32.
     """
-    if x.numel() == 0:
-        return torch.empty(x.shape, dtype=dtype)
-    out = torch.empty(x.shape, dtype=dtype)
-    code, to = DTYPE_CODE[x.dtype], DTYPE_CODE[dtype]
     shape = x.shape
     n = shape[axis]
+    code, to = DTYPE_CODE[x.dtype], DTYPE_CODE[dtype]
+    out = _empty(*shape, dtype=dtype)  # faster to parse than a tuple
+    if n == 0:
+        return out
     if axis == len(shape) - 1:
         x, rows, n, stride = _rows(x)
         if n < _LONG or rows >= _cpu.max_threads():
@@ -45,6 +47,8 @@ def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, log: bool) -> torch.
     else:
         x = x.contiguous()
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if x.numel() == 0:
+        return out
     m, s = exp_sum(x, axis)
     _cpu.softmax_apply(
         x.data_ptr(),
@@ -73,6 +77,8 @@ def token_logprob(x: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> tor
     """
     x, rows, n, stride = _rows(x)
     out = torch.empty(ids.shape, dtype=dtype)
+    if not n:
+        return out if not ids.numel() else None
     ok = _cpu.token_logprob(
         x.data_ptr(),
         DTYPE_CODE[x.dtype],
@@ -84,10 +90,6 @@ def token_logprob(x: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> tor
         DTYPE_CODE[dtype],
     )
     return out if ok else None
-
-
-def _same_type(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    return all(p is None or p.dtype is x.dtype for p in parameters)
 
 
 def _fp32(p: torch.Tensor | None) -> torch.Tensor | None:
@@ -116,26 +118,31 @@ def norm(
         statistics: dtype of the returned mean and reciprocal deviation (one per row); None: no
             statistics are returned.
     """
-    if x.ndim == 2 and x.shape[1] == n and x.stride(1) == 1:
-        rows, stride = x.shape[0], x.stride(0)
-    else:
-        x = x.contiguous()
+    dtype = x.dtype
+    if x.is_contiguous():
         rows, stride = (x.numel() // n if n else 0), n
-    same = (weight is None or weight.dtype is x.dtype) and (bias is None or bias.dtype is x.dtype)
+        out = _empty_like(x)
+    else:
+        if x.ndim == 2 and x.shape[1] == n and x.stride(1) == 1:
+            rows, stride = x.shape[0], x.stride(0)
+        else:
+            x = x.contiguous()
+            rows, stride = (x.numel() // n if n else 0), n
+        out = torch.empty(x.shape, dtype=dtype)
+    same = (weight is None or weight.dtype is dtype) and (bias is None or bias.dtype is dtype)
     if not same:
         weight, bias = _fp32(weight), _fp32(bias)
-    elif weight is not None and not weight.is_contiguous():
+    if weight is not None and not weight.is_contiguous():
         weight = weight.contiguous()
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
     mean = rstd = None
     if statistics is not None:
         mean, rstd = torch.empty(rows), torch.empty(rows)
     _cpu.norm(
         centred,
         x.data_ptr(),
-        DTYPE_CODE[x.dtype],
+        DTYPE_CODE[dtype],
         rows,
         n,
         stride,

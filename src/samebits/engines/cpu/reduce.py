@@ -45,7 +45,9 @@ def reduce(
         correction: subtracted from the number of elements in ``var`` and ``std``.
     """
     shape = x.shape
-    out = torch.empty(_kept(shape, axes, keepdim), dtype=dtype)
+    kept = _kept(shape, axes, keepdim)
+    # Unpacked sizes are faster to parse than a tuple.
+    out = torch.empty(*kept, dtype=dtype) if kept else torch.empty((), dtype=dtype)
     _cpu.reduce(
         kind,
         x.data_ptr(),
@@ -109,9 +111,10 @@ def exp_sum(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _kept(shape: torch.Size, axes: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
     rank = len(shape)
     if not keepdim:
+        if len(axes) == 1:
+            (axis,) = axes
+            return shape[:-1] if axis == rank - 1 else shape[:axis] + shape[axis + 1 :]
         if len(axes) == rank:
             return ()
-        if axes == (rank - 1,):
-            return shape[:-1]
         return tuple(size for i, size in enumerate(shape) if i not in axes)
     return tuple(1 if i in axes else size for i, size in enumerate(shape))

@@ -7,7 +7,7 @@ SB_KERNEL_TABLE(NormKernels, norm_kernels)
 
 namespace {
 
-constexpr int64_t kPerThread = 16384;
+constexpr int64_t kPerThread = 65536;
 
 /// f(first, last) over `count` rows of `cost` each, in blocks of a multiple of `unit` rows.
 template <class F>
@@ -49,7 +49,7 @@ void softmax_apply(uintptr_t x, int in, int64_t outer, int64_t n, int64_t inner,
   const SoftmaxApplyArgs a{ptr<void>(x), ptr<void>(out), ptr<float>(m), ptr<float>(s), outer, n, inner,
                            static_cast<DType>(in), static_cast<DType>(to), log};
   const auto run = norm_kernels().softmax_apply;
-  const int threads = threads_for(outer * n * inner, kPerThread);
+  const int threads = threads_for(2 * outer * n * inner, kPerThread);
   const int64_t parts = threads == 1 ? 1 : outer >= 2 * threads ? 1 : 4 * threads;
   const int64_t length = (n + parts - 1) / parts;
   parallel_for(outer * parts, threads, [&](int64_t task) {

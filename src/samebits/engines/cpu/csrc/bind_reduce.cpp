@@ -9,7 +9,7 @@ SB_KERNEL_TABLE(ReduceKernels, reduce_kernels)
 
 namespace {
 
-constexpr int64_t kLeaf = 1024, kBlock = 1024, kPerThread = 32768;
+constexpr int64_t kLeaf = 1024, kBlock = 1024, kPerThread = 131072;
 
 void append(Dims& d, int64_t size, int64_t stride) {
   if (size == 1) return;

@@ -1,5 +1,7 @@
 #include "kernels/norm.hpp"
 
+#include <stdlib.h>
+
 #include "kernels/row_tree.hpp"
 #include "math.hpp"
 
@@ -73,28 +75,46 @@ float log1(float x) {
   return t[0];
 }
 
-constexpr int64_t kKeep = 8192;  // exponentials of longer rows are computed twice, not kept
-
+// fp32 results hold the exponentials until they are divided; 16-bit results need a place for them.
 float* place_for_terms(float* out, float*) { return out; }
 template <class O>
 float* place_for_terms(O*, float* scratch) { return scratch; }
+constexpr int64_t kStack = 4096;
 
 template <class T, class O>
-void softmax_row(const T* x, O* out, int64_t n, bool as_log) {
-  float scratch[kKeep];
+void softmax_row(const T* x, O* out, int64_t n, float* scratch) {
   const float m = maximum(x, n);
-  float* p = as_log ? nullptr : place_for_terms(out, n <= kKeep ? scratch : nullptr);
+  float* p = place_for_terms(out, scratch);
   float sum;
   reduce_rows<Sum, 1>(Exponential<T>{x, p, set1(m)}, 0, n, &sum);
-  if (as_log) map(out, n, LogShift<T>{x, set1(m), set1(log1(sum))});
-  else if (p) map(out, n, Quotient<float>{p, set1(sum)});
-  else map(out, n, ExpQuotient<T>{x, set1(m), set1(sum)});
+  if (p) map(out, n, Quotient<float>{p, set1(sum)});
+  else map(out, n, ExpQuotient<T>{x, set1(m), set1(sum)});  // no memory: compute them twice
+}
+
+template <class T>
+float log_of_sum(const T* x, int64_t n, float m) {
+  float sum;
+  reduce_rows<Sum, 1>(Exponential<T>{x, nullptr, set1(m)}, 0, n, &sum);
+  return log1(sum);
 }
 
 template <class T, class O>
 void softmax_rows(const NormArgs& a, int64_t r0, int64_t r1) {
-  for (int64_t r = r0; r < r1; ++r)
-    softmax_row(static_cast<const T*>(a.x) + r * a.stride, static_cast<O*>(a.out) + r * a.n, a.n, a.log);
+  const T* x = static_cast<const T*>(a.x);
+  O* out = static_cast<O*>(a.out);
+  if (a.log) {
+    for (int64_t r = r0; r < r1; ++r) {
+      const T* row = x + r * a.stride;
+      const float m = maximum(row, a.n), l = log_of_sum(row, a.n, m);
+      map(out + r * a.n, a.n, LogShift<T>{row, set1(m), set1(l)});
+    }
+    return;
+  }
+  float on_stack[kStack];
+  const bool fits = a.n <= kStack || sizeof(O) == sizeof(float);
+  float* scratch = fits ? on_stack : static_cast<float*>(::malloc(sizeof(float) * static_cast<size_t>(a.n)));
+  for (int64_t r = r0; r < r1; ++r) softmax_row(x + r * a.stride, out + r * a.n, a.n, scratch);
+  if (!fits) ::free(scratch);
 }
 
 template <class T, class O>
@@ -125,9 +145,7 @@ void token_logprob_rows(const NormArgs& a, int64_t r0, int64_t r1) {
   for (int64_t r = r0; r < r1; ++r) {
     const T* x = static_cast<const T*>(a.x) + r * a.stride;
     const float m = maximum(x, a.n);
-    float sum;
-    reduce_rows<Sum, 1>(Exponential<T>{x, nullptr, set1(m)}, 0, a.n, &sum);
-    store1(static_cast<O*>(a.out) + r, to_float(x[a.ids[r]]) - m - log1(sum));
+    store1(static_cast<O*>(a.out) + r, to_float(x[a.ids[r]]) - m - log_of_sum(x, a.n, m));
   }
 }
 

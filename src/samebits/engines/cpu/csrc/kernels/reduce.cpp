@@ -83,12 +83,12 @@ template <class T, class K>
 float gathered_row(const ReduceArgs& a, int64_t u, int64_t k0, int64_t k1) {
   using J = typename K::Join;
   const T* x = static_cast<const T*>(a.x) + offset(a.kept, u);
-  float leaf[kLeaf], value;
-  RowStep<float, K, 1> step{{leaf}, {a.param ? set1(a.param[u]) : zero()}};
+  float leaves[4 * kLeaf], value;  // an aligned group of four is a subtree
+  RowStep<float, K, 1> step{{leaves}, {a.param ? set1(a.param[u]) : zero()}};
   Counter<J> counter;
-  for (int64_t k = k0; k < k1; k += kLeaf) {
-    const int64_t count = k1 - k < kLeaf ? k1 - k : kLeaf;
-    gather(a.reduced, x, k, count, leaf);
+  for (int64_t k = k0; k < k1; k += 4 * kLeaf) {
+    const int64_t count = k1 - k < 4 * kLeaf ? k1 - k : 4 * kLeaf;
+    gather(a.reduced, x, k, count, leaves);
     reduce_rows<J, 1>(step, 0, count, &value);
     counter.push(value);
   }
