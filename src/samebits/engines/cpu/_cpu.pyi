@@ -101,6 +101,7 @@ def norm(
     mean: int,
     rstd: int,
 ) -> None: ...
+def reciprocal_deviation(var: int, out: int, n: int, eps: float) -> None: ...
 def affine(
     x: int,
     dtype: int,

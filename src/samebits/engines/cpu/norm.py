@@ -171,8 +171,16 @@ def group_norm(
     space = math.prod(x.shape[2:])
     rows = x.view(batch, groups, channels // groups * space)
     var, mean = reduce_with_mean(KINDS["var"], rows, (2,), False, torch.float32, 0.0)
-    rstd = 1.0 / torch.sqrt(var + eps)
+    rstd = reciprocal_deviation(var, eps)
     return affine(x, space, groups, mean, rstd, weight, bias), mean, rstd
+
+
+def reciprocal_deviation(var: torch.Tensor, eps: float) -> torch.Tensor:
+    """``1 / sqrt(var + eps)`` of an fp32 tensor. IEEE; torch.sqrt is not, it calls MKL's VML."""
+    var = var.contiguous()
+    out = torch.empty_like(var)
+    _cpu.reciprocal_deviation(var.data_ptr(), out.data_ptr(), var.numel(), eps)
+    return out
 
 
 def affine(

@@ -447,7 +447,7 @@ def native_batch_norm_backward(
     channels = input.shape[1]
     per_channel = (1, channels, 1)
     g = grad_out.to(_F32).reshape(input.shape[0], channels, -1)
-    r = (1.0 / torch.sqrt(running_var.to(_F32) + eps)).view(per_channel)
+    r = engine.reciprocal_deviation(running_var.to(_F32), eps).view(per_channel)
     dx = dw = db = None
     if output_mask[0]:
         dy = g if weight is None else g * weight.to(_F32).view(per_channel)

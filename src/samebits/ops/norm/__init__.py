@@ -154,7 +154,7 @@ def batch_norm_with(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Batch norm, and the fp32 mean and reciprocal deviation that it used."""
     mean = running_mean.to(torch.float32).contiguous()
-    rstd = 1.0 / torch.sqrt(running_var.to(torch.float32) + eps)
+    rstd = engine.reciprocal_deviation(running_var.to(torch.float32), eps)
     space = math.prod(x.shape[2:])
     return engine.affine(x.contiguous(), space, 0, mean, rstd, weight, bias), mean, rstd
 

@@ -82,6 +82,12 @@ void norm(bool centred, uintptr_t x, int in, int64_t rows, int64_t n, int64_t st
   in_blocks(rows, 2 * n, 4, [&](int64_t r0, int64_t r1) { run(a, r0, r1); });
 }
 
+void reciprocal_deviation(uintptr_t var, uintptr_t out, int64_t n, double eps) {
+  parallel_for(1, 1, [&](int64_t) {
+    norm_kernels().reciprocal_deviation(ptr<float>(var), ptr<float>(out), n, static_cast<float>(eps));
+  });
+}
+
 void affine(uintptr_t x, int type, int64_t batch, int64_t channels, int64_t space, int64_t groups, uintptr_t mean,
             uintptr_t rstd, uintptr_t weight, uintptr_t bias, uintptr_t out) {
   const AffineArgs a{ptr<void>(x), ptr<void>(out), ptr<float>(mean), ptr<float>(rstd), ptr<float>(weight),
@@ -103,6 +109,7 @@ void bind_norm(nb::module_& m) {
   m.def("softmax_apply", softmax_apply, NoGil());
   m.def("token_logprob", token_logprob, NoGil());
   m.def("norm", norm, NoGil());
+  m.def("reciprocal_deviation", reciprocal_deviation, NoGil());
   m.def("affine", affine, NoGil());
   m.def("scan", scan, NoGil());
 }

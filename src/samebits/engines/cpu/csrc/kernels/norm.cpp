@@ -234,6 +234,17 @@ void norm(const NormArgs& a, int64_t r0, int64_t r1) {
   }
 }
 
+struct ReciprocalDeviation {
+  const float* var;
+  F16 eps;
+  F16 of(F16 v) const { return div(set1(1.0f), sqrt(add(v, eps))); }
+  F16 operator()(int64_t k) const { return of(load(var + k)); }
+  F16 part(int64_t k, int n) const { return of(load_part(var + k, n)); }
+};
+void reciprocal_deviation(const float* var, float* out, int64_t n, float eps) {
+  map(out, n, ReciprocalDeviation{var, set1(eps)});
+}
+
 template <class T>
 struct ChannelAffine {  // the same formula with everything per element (one position per channel)
   const T* x;
@@ -380,7 +391,8 @@ void affine(const AffineArgs& a, int64_t c0, int64_t c1) {
 
 const NormKernels& norm_kernels();
 const NormKernels& norm_kernels() {
-  static const NormKernels table{softmax, softmax_apply, token_logprob, norm<false>, norm<true>, affine, scan};
+  static const NormKernels table{softmax, softmax_apply, token_logprob, norm<false>, norm<true>,
+                                 reciprocal_deviation, affine, scan};
   return table;
 }
 

@@ -55,6 +55,8 @@ struct NormKernels {
   void (*token_logprob)(const NormArgs& a, int64_t r0, int64_t r1);
   void (*rms_norm)(const NormArgs& a, int64_t r0, int64_t r1);
   void (*layer_norm)(const NormArgs& a, int64_t r0, int64_t r1);
+  /// out = 1 / sqrt(var + eps), elementwise.
+  void (*reciprocal_deviation)(const float* var, float* out, int64_t n, float eps);
   /// Channels [c0, c1) of all batches, counted through: c = batch * channels + channel.
   void (*affine)(const AffineArgs& a, int64_t c0, int64_t c1);
   /// Lines [u0, u1), counted through: u = outer * inner + position.
