@@ -64,7 +64,7 @@ def test_epilogue_rounds_step_by_step() -> None:
     x, w, c = tensors((4, 50), (6, 50), (4, 6), dtype=torch.float32)
     acc = CPU.evaluate(x, w).numpy()
     got = CPU.evaluate(x, w, c, alpha=0.3, beta=-1.7).numpy()
-    want = nx.fma32(np.float32(-1.7), c.numpy(), nx.mul32(acc, np.float32(0.3)))
+    want = nx.mul32(acc, np.float32(0.3)) + nx.mul32(c.numpy(), np.float32(-1.7))
     assert got.tobytes() == want.tobytes()
     plain = CPU.evaluate(x, w, c[0]).numpy()
     assert plain.tobytes() == (acc + c[0].numpy()).tobytes()

@@ -34,9 +34,9 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {"relu": _relu}
 class LinearContract(Contract):
     """y[m, n] = epilogue(sum_k x[m, k] * w[n, k]), rounded once to the output type.
 
-    Epilogue, in fp32 and in this order, every step rounded once:
-    "alpha" y = alpha * y; "bias" y = fma(beta, c, y), where c is the bias of `linear` (beta = 1) or
-    the matrix of `addmm` (with beta = 0 it is not looked at); then an activation by its name.
+    Epilogue, in fp32 and in this order, every operation rounded once:
+    "alpha" y = alpha * y; "bias" y = y + beta * c, where c is the bias of `linear` (beta = 1) or the
+    matrix of `addmm` (with beta = 0 it is not looked at); then an activation by its name.
 
     Attributes:
         tree: the reduction along k.
@@ -177,7 +177,7 @@ class LinearContract(Contract):
                 y = nx.mul32(y, np.float32(alpha))
             elif step == "bias":
                 if bias is not None and beta != 0:
-                    y = nx.fma32(np.float32(beta), self._bias(bias, y), y)
+                    y = nx.add32(y, nx.mul32(self._bias(bias, y), np.float32(beta)))
             else:
                 y = ACTIVATIONS[step](y)
         if bias is not None and "bias" not in self.epilogue:

@@ -29,7 +29,7 @@ FORMULAS: dict[str, str] = {
     "var": "Q(x - u) / (n - correction), u = S(x) / n",
     "std": "sqrt(Q(x - u) / (n - correction)), u = S(x) / n",
     "norm": "sqrt(Q(x))",
-    "logsumexp": "log(S(exp(x - m))) + m, m = max x",
+    "logsumexp": "log(S(exp(x - m))) + m, m = max x or 0 if that is infinite",
     "softmax": "e / S(e), e = exp(x - m), m = max x",
     "log_softmax": "(x - m) - log(S(exp(x - m))), m = max x",
     "rms_norm": "(x * r) * weight, r = 1 / sqrt(Q(x) / n + eps)",
@@ -154,6 +154,8 @@ class RowContract(Contract):
         # A NaN is passed over here and reaches the result through the sum; -0 becomes +0.
         top = np.fmax.reduce(x, axis=-1, initial=np.float32(-np.inf))
         m = nx.add32(top, np.float32(0))
+        if self.op == "logsumexp":
+            m = np.where(np.isinf(m), np.float32(0), m)
         d = nx.sub32(x, m[..., None])
         e = functions.exp(d)
         s = self.sum(e)
