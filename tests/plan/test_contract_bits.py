@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits import bits, ops
-from samebits.contract import LinearContract, RowContract
+from samebits.contract import AttentionContract, LinearContract, RowContract
+from samebits.ops import attention as ops_attention
 from samebits.plan import contract_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -101,6 +102,36 @@ def test_norms(op: str, dtype: torch.dtype, seed: int, rows: int, n: int, parame
     else:
         got = ops.layer_norm(x, (n,), weight, bias, 1e-6)
     assert bits.equal(got, contract.evaluate(x, weight, bias, eps=1e-6, out_dtype=dtype))
+
+
+@given(
+    dtypes, seeds, st.integers(1, 4), st.sampled_from([1, 7, 511, 512, 513, 1100]),
+    st.sampled_from([4, 8, 24]), st.booleans(), st.sampled_from(["all", "causal", "some", "none"]),
+    st.sampled_from([None, 5.0]), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_attention(
+    dtype: torch.dtype, seed: int, rows: int, keys: int, d: int, biased: bool, seen: str,
+    softcap: float | None, sink: bool,
+) -> None:  # fmt: skip
+    rows = min(rows, keys)
+    q, k, v = random(seed, (1, rows, d), (1, keys, d), (1, keys, d + 1), dtype=dtype)
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(1, rows, keys, generator=g) < {"some": 0.7, "none": 0.0}.get(seen, 2.0)
+    bias = torch.randn(1, rows, keys, generator=g)
+    logit = torch.randn(1, generator=g) if sink else None
+    contract = contract_of("attention", head_dim=d, value_dim=d + 1, dtype=dtype)
+    assert isinstance(contract, AttentionContract)
+    got = ops_attention.attention(
+        q, k, v, scale=0.1, softcap=softcap, sinks=logit, causal=seen == "causal",
+        q_start=keys - rows, mask=torch.where(mask, bias, -torch.inf) if biased else mask,
+    )  # fmt: skip
+    want = contract.evaluate(
+        q, k, v, scale=0.1, softcap=softcap, sink=None if logit is None else float(logit),
+        causal=seen == "causal", seen=mask.numpy(), bias=bias.numpy() if biased else None,
+        out_dtype=dtype, engine="numpy",
+    )  # fmt: skip
+    assert bits.equal(got, want)
 
 
 def test_stock_has_other_bits() -> None:

@@ -19,7 +19,8 @@ from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, valu
 from samebits.contract.tree import CHAIN, Segment, Tree
 from samebits.errors import ContractError, ShapeError
 
-LOG2E = np.float32(math.log2(math.e))
+LOG2E, TWO_LOG2E = (np.array(c * math.log2(math.e), np.float32) for c in (1, 2))
+ONE = np.array(1, np.float32)
 Seen = npt.NDArray[np.bool_]
 
 
@@ -31,6 +32,8 @@ class AttentionContract(Contract):
 
     scores     s = sum_d q[d] k[d] along the tree `scores`
     exponent   x = s * a, with a = fp32(scale * log2 e);
+               with softcap x = t(s * fp32(scale / cap)) * fp32(cap * log2 e), where
+               t(z) = 1 - 2 / (2^min(126, z * fp32(2 log2 e)) + 1) is tanh;
                with an additive mask then x = fma(bias, fp32(log2 e), x)
     leaf       `leaf` keys (see `positions`): m = ceil(max x), a power of two's exponent, NaN passed
                over; p = 2^(x - m), exactly 0 where x - m < -126, rounded once to `probabilities`;
@@ -108,6 +111,7 @@ class AttentionContract(Contract):
         causal: bool = False,
         scale: float | None = None,
         bias: npt.ArrayLike | None = None,
+        softcap: float | None = None,
         sink: float | None = None,
         out_dtype: Any = "fp32",
         engine: str | None = None,
@@ -121,6 +125,7 @@ class AttentionContract(Contract):
             causal: row t sees keys up to S - T + t only.
             scale: factor of the scores; 1 / sqrt(D) if None.
             bias: fp32, broadcasts to [..., T, S]: the additive mask.
+            softcap: the scores' cap, or None.
             sink: logit of the extra key, or None.
             out_dtype: "fp32" gives the value before the last rounding.
             engine: see `dot.dot`.
@@ -151,7 +156,7 @@ class AttentionContract(Contract):
         y = np.zeros((*lead, rows, vs.shape[-1]), np.float32)
         for i in np.ndindex(lead):
             s = dot(qs[i], ks[i], self.scores, self.arithmetic, engine)
-            x = exponents(s, scale, None if mask is None else mask[i])
+            x = exponents(s, scale, softcap, None if mask is None else mask[i])
             for t in range(rows):
                 y[i][t] = self._row(x[t], vs[i], visible[i][t], sink, engine)
         return store(y, out, self.arithmetic.nan, q)
@@ -197,9 +202,15 @@ class AttentionContract(Contract):
         return row
 
 
-def exponents(s: F32, scale: float, bias: F32 | None) -> F32:
+def exponents(s: F32, scale: float, softcap: float | None, bias: F32 | None) -> F32:
     """x, the binary exponents of the softmax's terms, from the scores."""
-    x = nx.mul32(s, np.float32(scale * math.log2(math.e)))
+    if softcap is None:
+        x = nx.mul32(s, np.float32(scale * math.log2(math.e)))
+    else:
+        z = nx.mul32(s, np.float32(scale / softcap))
+        power = functions.exp2_flush(np.minimum(nx.mul32(z, TWO_LOG2E), np.float32(126)))
+        tanh = nx.sub32(ONE, nx.div32(np.float32(2), nx.add32(power, ONE)))
+        x = nx.mul32(tanh, np.float32(softcap * math.log2(math.e)))
     return x if bias is None else nx.fma32(bias, LOG2E, x)
 
 

@@ -35,8 +35,8 @@ class LinearContract(Contract):
     """y[m, n] = epilogue(sum_k x[m, k] * w[n, k]), rounded once to the output type.
 
     Epilogue, in fp32 and in this order, every operation rounded once:
-    "alpha" y = alpha * y; "bias" y = y + beta * c, where c is the bias of `linear` (beta = 1) or the
-    matrix of `addmm` (with beta = 0 it is not looked at); then an activation by its name.
+    "alpha" y = alpha * y; "bias" y = y + beta * c, where c is the bias of `linear` (beta = 1) or
+    the matrix of `addmm` (with beta = 0 it is not looked at); then an activation by its name.
 
     Attributes:
         tree: the reduction along k.
