@@ -11,7 +11,7 @@ from importlib import import_module
 from samebits.bench.timing import Row, compare
 from samebits.check.timing import measure
 
-AREAS: tuple[str, ...] = ()
+AREAS: tuple[str, ...] = ("cpu_linear",)
 
 __all__ = ["AREAS", "Row", "compare", "measure", "run"]
 

@@ -13,7 +13,6 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
-_empty = torch.empty
 _linear = _cpu.linear
 _gemm = _cpu.gemm
 
@@ -25,15 +24,18 @@ def linear(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """``x @ weight.T + bias``: x [..., K], weight [N, K], bias [N] or None, all of one dtype."""
-    dtype = x.dtype
+    code = out_code = DTYPE_CODE[x.dtype]
     n, k = weight.shape
-    if x.dim() == 2:
-        rows = x.shape[0]
-        out = _empty(rows, n, dtype=out_dtype or dtype)  # faster to parse than a tuple
+    shape = x.shape
+    if len(shape) == 2 and out_dtype is None:
+        rows = shape[0]
+        out = x.new_empty(rows, n)  # quicker to parse than a tuple
     else:
-        lead = x.shape[:-1]
+        lead = shape[:-1]
         rows = math.prod(lead)
-        out = _empty(*lead, n, dtype=out_dtype or dtype)
+        out = x.new_empty(*lead, n, dtype=out_dtype)
+        if out_dtype is not None:
+            out_code = DTYPE_CODE[out_dtype]
     if not x.is_contiguous():
         x = x.contiguous()
     bias_ptr = 0
@@ -42,7 +44,6 @@ def linear(
             bias = bias.contiguous()
         bias_ptr = bias.data_ptr()
     w_row, w_col = weight.stride()
-    code = DTYPE_CODE[dtype]
     _linear(
         x.data_ptr(),
         weight.data_ptr(),
@@ -54,7 +55,7 @@ def linear(
         w_row,
         w_col,
         code,
-        code if out_dtype is None else DTYPE_CODE[out_dtype],
+        out_code,
     )
     return out
 
@@ -71,9 +72,9 @@ def bmm(
     """``alpha * a @ b + beta * c``: a [B, M, K], b [B, K, N]; or a [M, K], b [K, N].
 
     c broadcasts to the result and has its dtype or that of a. `out`, if given, has the result's
-    shape and any strides, and overlaps neither a, b nor (at shifted places) c.
+    dtype and shape and any strides, and overlaps neither a, b nor (at shifted places) c.
     """
-    dtype = a.dtype
+    code = out_code = DTYPE_CODE[a.dtype]
     if a.dim() == 2:
         m, k = a.shape
         n = b.shape[1]
@@ -81,7 +82,7 @@ def bmm(
         xb, (xr, xc) = 0, a.stride()
         wb, (wc, wr) = 0, b.stride()
         if out is None:
-            out = _empty(m, n, dtype=out_dtype or dtype)
+            out = a.new_empty(m, n, dtype=out_dtype)
         ob, (orow, oc) = 0, out.stride()
     else:
         batch, m, k = a.shape
@@ -89,8 +90,10 @@ def bmm(
         xb, xr, xc = a.stride()
         wb, wc, wr = b.stride()
         if out is None:
-            out = _empty(batch, m, n, dtype=out_dtype or dtype)
+            out = a.new_empty(batch, m, n, dtype=out_dtype)
         ob, orow, oc = out.stride()
+    if out_dtype is not None:
+        out_code = DTYPE_CODE[out_dtype]
     c_ptr = cb = cr = cc = c_code = 0
     if c is not None and beta != 0:
         c_ptr, c_code = c.data_ptr(), DTYPE_CODE[c.dtype]
@@ -118,9 +121,9 @@ def bmm(
         ob,
         orow,
         oc,
-        DTYPE_CODE[dtype],
+        code,
         c_code,
-        DTYPE_CODE[out.dtype],
+        out_code,
         alpha,
         beta,
     )

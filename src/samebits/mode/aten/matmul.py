@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from samebits.engines.cpu import DTYPE_CODE
+from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError
 from samebits.mode.fallback import stock
 from samebits.mode.registry import aten
@@ -66,6 +67,9 @@ def _same_storage(a: torch.Tensor, b: torch.Tensor | None) -> bool:
 def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _MM.by_dtype(self.dtype, self, mat2)
+    a, b = self.shape, mat2.shape
+    if len(a) == len(b) == 2 and a[1] == b[0] and self.dtype is mat2.dtype:
+        return engine.bmm(self, mat2)
     return forward("mm", self, mat2)
 
 
@@ -206,8 +210,19 @@ def addmm_activation(
 
 @aten("linear")
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    if input.dtype not in DTYPE_CODE:
-        return _LINEAR.by_dtype(input.dtype, input, weight, bias)
+    # At this key all operands are dense and on the CPU; what is left to check is quick.
+    dtype = input.dtype
+    if dtype not in DTYPE_CODE:
+        return _LINEAR.by_dtype(dtype, input, weight, bias)
+    shape = weight.shape
+    if (
+        weight.dtype is dtype
+        and len(shape) == 2
+        and input.dim() > 0
+        and input.shape[-1] == shape[1]
+        and (bias is None or (bias.dtype is dtype and bias.shape == shape[:1]))
+    ):
+        return engine.linear(input, weight, bias)
     return linear_forward(input, weight, bias)
 
 
@@ -218,7 +233,7 @@ def linear_autograd(
     if input.dtype not in DTYPE_CODE:
         return _LINEAR.by_dtype(input.dtype, input, weight, bias)
     if not needs_graph(input, weight, bias):
-        return linear_forward(input, weight, bias)
+        return linear(input, weight, bias)
     # torch's own formulas for the backward, and the same bits forward.
     check_linear(input, weight, bias, None)
     rows = input if input.dim() == 2 else input.reshape(input.shape[:-1].numel(), -1)

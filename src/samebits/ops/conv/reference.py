@@ -40,9 +40,13 @@ def conv(
                 slice(p * stride, p * stride + dilation * (k - 1) + 1, dilation)
                 for p, k in zip(at, kernel, strict=True)
             )
-            seen = images[(slice(None), slice(group * channels, (group + 1) * channels), *window)]
+            where: tuple[slice, ...] = (
+                slice(None), slice(group * channels, (group + 1) * channels), *window,
+            )  # fmt: skip
+            seen = images[where]
             dots = numerics.lanes16_dot(seen.reshape(len(images), -1), w)
-            result[(slice(None), mine, *at)] = dots
+            to: tuple[slice | int, ...] = (slice(None), mine, *at)
+            result[to] = dots
     if bias is not None:
         result = numerics.add32(result, widen(bias).reshape(1, -1, *[1] * dims))
     return narrow(result, x.dtype)

@@ -85,8 +85,16 @@ def check(
         and weight.dim() == 2
         and x.dim() > 0
         and x.shape[-1] == weight.shape[1]
-        and bias is None
         and out_dtype is None
+        and (
+            bias is None
+            or (
+                bias.dtype is dtype
+                and bias.is_cpu
+                and bias.layout is _STRIDED
+                and bias.shape == weight.shape[:1]
+            )
+        )
     ):
         return
     check_tensor("linear", "x", x, dtype)

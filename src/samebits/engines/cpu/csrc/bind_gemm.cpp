@@ -51,7 +51,7 @@ int64_t cost_ns(const GemmArgs& g) {
   return flops > reads ? flops : reads;
 }
 
-void gemm(GemmArgs g) {
+void compute(GemmArgs g) {
   if (g.batch == 0 || g.m == 0 || g.n == 0) return;
   if (g.n < 16 && g.m > g.n) {  // x * w == w * x: let the longer side be the vectors of outputs
     std::swap(g.x, g.w);
@@ -96,6 +96,13 @@ void gemm(GemmArgs g) {
   scratch_buffer.release_if_large();
 }
 
+// Lets other Python threads run, where that is worth its cost.
+void gemm(const GemmArgs& g) {
+  if (cost_ns(g) < 2000) return compute(g);
+  nb::gil_scoped_release release;
+  compute(g);
+}
+
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -105,8 +112,7 @@ void bind_gemm(nb::module_& m) {
           DType in = static_cast<DType>(dtype);
           gemm({ptr<void>(x), ptr<void>(w), ptr<void>(bias), ptr<void>(out), 1, rows, n, k, 0, k, 1, 0, w_row, w_col,
                 0, 0, 1, 0, n, 1, in, in, static_cast<DType>(out_dtype), 1.0, 1.0});
-        },
-        NoGil());
+        });
   m.def("gemm",
         [](uintptr_t x, uintptr_t w, uintptr_t c, uintptr_t out, int64_t batch, int64_t rows, int64_t n, int64_t k,
            int64_t xb, int64_t xr, int64_t xc, int64_t wb, int64_t wr, int64_t wc, int64_t cb, int64_t cr, int64_t cc,
@@ -114,7 +120,6 @@ void bind_gemm(nb::module_& m) {
           gemm({ptr<void>(x), ptr<void>(w), ptr<void>(c), ptr<void>(out), batch, rows, n, k, xb, xr, xc, wb, wr, wc,
                 cb, cr, cc, ob, orow, oc, static_cast<DType>(dtype), static_cast<DType>(c_dtype),
                 static_cast<DType>(out_dtype), alpha, beta});
-        },
-        NoGil());
+        });
 }
 }  // namespace samebits
