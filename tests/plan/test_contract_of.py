@@ -20,6 +20,7 @@ from samebits.contract import (
     Split,
     hopper_mma,
 )
+from samebits.contract.rows import FORMULAS
 from samebits.errors import ContractError, DTypeError
 from samebits.plan import contract_of
 from samebits.plan.contracts import LINEAR_OPS, ROW_OPS, hopper_tree
@@ -90,6 +91,10 @@ def test_attention_and_rows() -> None:
         assert isinstance(row, RowContract)
         assert str(row.tree) == "segment(1024) of lanes(16) folded pairwise"
         assert (row.input, row.output) == ("fp16", "fp32")
+
+
+def test_every_row_formula_has_a_name() -> None:
+    assert frozenset(FORMULAS) == ROW_OPS
 
 
 def test_a_contract_is_found_once() -> None:

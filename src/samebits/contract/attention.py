@@ -98,8 +98,13 @@ class AttentionContract(Contract):
         if self.leaf < 1:
             raise ContractError(f"a leaf of {self.leaf} keys: use at least 1")
 
+    @property
+    def tree(self) -> Tree:
+        """The tree along the keys."""
+        return Segment(self.leaf)
+
     def drawn_tree(self) -> tuple[Tree, str, int, int]:
-        return Segment(self.leaf), "key", 4 * self.leaf, self.arithmetic.block
+        return self.tree, "key", 4 * self.leaf, self.arithmetic.block
 
     def evaluate(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from samebits.contract.render import render_svg, render_text
 from samebits.errors import ContractError
 
 if TYPE_CHECKING:
+    from samebits.contract.operands import Operand
     from samebits.contract.tree import Tree
 
 #: Raised when the meaning of a text changes, so that old ids cannot be taken for new bits.
@@ -36,10 +37,17 @@ class Contract:
             lines.append(f"{field.name}: {shown}")
         return "\n".join(lines) + "\n"
 
+    def __str__(self) -> str:
+        return f"contract {self.id}\n{self.text}"
+
     @property
     def id(self) -> str:
         """12 hexadecimal digits of the SHA-256 of `text`: equal ids, equal bits."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Operand:
+        """The exact bits of the operation, computed on a CPU; see the kind of contract."""
+        raise NotImplementedError
 
     def drawn_tree(self) -> tuple[Tree, str, int, int]:
         """The tree to draw: (tree, name of its axis, a length to draw it for, products a step)."""

@@ -11,7 +11,7 @@ shares, with two exceptions. Skinny weights with a long K do not fill the chip a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args, overload
 
 from samebits.contract import (
     CUDA_FMA,
@@ -30,15 +30,20 @@ from samebits.contract import (
 )
 from samebits.contract.linear import ACTIVATIONS, SCALE_BLOCK
 from samebits.contract.operands import OUTPUTS, dtype_name
-from samebits.contract.rows import FORMULAS
 from samebits.errors import ContractError
 
-LINEAR_OPS = frozenset({
+LinearOp = Literal[
     "linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum",
     "conv1d", "conv2d",
-})  # fmt: skip
-ATTENTION_OPS = frozenset({"attention", "scaled_dot_product_attention"})
-ROW_OPS = frozenset(FORMULAS)
+]  # fmt: skip
+AttentionOp = Literal["attention", "scaled_dot_product_attention"]
+RowOp = Literal[
+    "sum", "mean", "var", "std", "norm", "logsumexp", "softmax", "log_softmax", "rms_norm",
+    "layer_norm",
+]  # fmt: skip
+LINEAR_OPS: frozenset[str] = frozenset(get_args(LinearOp))
+ATTENTION_OPS: frozenset[str] = frozenset(get_args(AttentionOp))
+ROW_OPS: frozenset[str] = frozenset(get_args(RowOp))
 OPS = LINEAR_OPS | ATTENTION_OPS | ROW_OPS
 DEVICES = ("cpu", "sm_90")
 #: What else the same device classes are called.
@@ -64,6 +69,26 @@ def hopper_tree(n: int, k: int) -> Tree:
     return Split(_HOPPER_SPLIT) if skinny and k >= _HOPPER_SPLIT * _SHORTEST_LEAF else Chain()
 
 
+@overload
+def contract_of(
+    op: LinearOp, *, dtype: Any, n: int | None = ..., k: int | None = ..., out_dtype: Any = ...,
+    activation: str | None = ..., device: str = ...,
+) -> LinearContract: ...  # fmt: skip
+@overload
+def contract_of(
+    op: AttentionOp, *, dtype: Any, head_dim: int | None = ..., value_dim: int | None = ...,
+    out_dtype: Any = ..., device: str = ...,
+) -> AttentionContract: ...  # fmt: skip
+@overload
+def contract_of(
+    op: RowOp, *, dtype: Any, n: int | None = ..., out_dtype: Any = ..., device: str = ...
+) -> RowContract: ...
+@overload
+def contract_of(
+    op: str, *, dtype: Any, n: int | None = ..., k: int | None = ..., head_dim: int | None = ...,
+    value_dim: int | None = ..., out_dtype: Any = ..., activation: str | None = ...,
+    device: str = ...,
+) -> Contract: ...  # fmt: skip
 def contract_of(
     op: str,
     *,
