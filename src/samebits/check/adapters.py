@@ -82,12 +82,15 @@ class HuggingFaceDecoder:
         model: Any,
         name: str | None = None,
         tokenizer: Any = None,
-        prompts: Sequence[str] = (),
+        prompts: Sequence[torch.Tensor] = (),
     ) -> None:
         self.module = model
         self.name = name or type(model).__name__
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self._tokenizer, self._prompts = tokenizer, prompts
+        # Renamed in transformers 5.2x; the old name still works there, with a warning.
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
 
     def logits(
         self,
@@ -105,15 +108,15 @@ class HuggingFaceDecoder:
             input_ids=ids,
             attention_mask=real.long() if padded else None,
             position_ids=positions,
-            past_key_values=None if cache is None else cache.past,
             use_cache=cache is not None,
+            **{self._cache_name: None if cache is None else cache.past},
         )
         logits: torch.Tensor = output.logits
         return logits
 
     def prompts(self) -> list[torch.Tensor]:
-        """The given prompts, as the tokenizer gives them."""
-        return [torch.tensor(self._tokenizer(prompt)["input_ids"]) for prompt in self._prompts]
+        """The given prompts."""
+        return list(self._prompts)
 
     def text(self, ids: torch.Tensor) -> str:
         """The tokenizer's text, or the numbers where there is no tokenizer."""
@@ -148,7 +151,11 @@ class HuggingFaceEncoder:
 
     def embed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """One vector [D] for each row of ids [B, T]; `mask` [B, T] is True at real tokens."""
-        hidden = self.module(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        # Positions count real tokens: without them padding on the left would move the text.
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        hidden = self.module(
+            input_ids=ids, attention_mask=mask.long(), position_ids=positions
+        ).last_hidden_state
         # A padded place adds +0 at the end of its row's sum, whatever its hidden state holds.
         summed = hidden.masked_fill(~mask[..., None], 0.0).sum(1)
         mean = summed / mask.sum(1, keepdim=True)

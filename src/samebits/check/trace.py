@@ -176,7 +176,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module = self._stack[-1] if self._stack else ""
         key = self._key(module, str(func))
         first = _first_tensor(output)
-        if first is not None and (first.is_floating_point() or first.is_complex()):
+        if first is not None and _is_result(func, first):
             shapes = tuple(str(tuple(arg.shape)) for arg in args if isinstance(arg, torch.Tensor))
             self._record(self.ops, key, first, shapes)
         return output
@@ -206,6 +206,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             into.setdefault(key, Event(*key[:2], shapes, axis)).add(cut.clone(), axis)
         finally:
             self._within = False
+
+
+def _is_result(func: Any, output: torch.Tensor) -> bool:
+    """Whether an operation computes numbers: not indices, and not memory without contents."""
+    if "empty" in str(func):
+        return False
+    return output.is_floating_point() or output.is_complex()
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:

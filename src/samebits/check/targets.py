@@ -1,0 +1,134 @@
+"""What a target on the command line stands for: a model by name, or an object of a module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import operator
+import os
+import sys
+from typing import Any
+
+import torch
+
+from samebits.check.adapters import HuggingFaceDecoder, HuggingFaceEncoder, subject_of
+from samebits.check.subject import Subject
+from samebits.check.tokens import EncoderSubject
+from samebits.errors import SettingError
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a short poem about the sea.",
+    "List three uses of copper.",
+    "How do vaccines work?",
+    "Name a famous painter and one of their works.",
+    "Translate 'good morning' into Spanish and Italian.",
+    "What is 17 times 3?",
+)
+SENTENCES = (
+    "The same text must give the same vector, whatever else is in the batch.",
+    "A search index is only as stable as the vectors that it was built from.",
+    "Rain is expected in the north, with sunny spells later in the day.",
+    "She left the office early to catch the last train home to her family.",
+    "Floating-point addition is not associative, so the order of a sum matters.",
+    "The museum's new wing holds a collection of medieval manuscripts.",
+    "Please find attached the minutes of the meeting held on Tuesday.",
+    "Two thirds of the coffee that the country grows is sold abroad.",
+)
+
+
+def load(target: str, *, inputs: str | None = None, shape: str | None = None) -> Subject:
+    """The subject that a command line's target names.
+
+    Args:
+        target: ``tiny``, ``smollm2``, ``minilm``, or ``module:name`` of a function, a module, a
+            model, or a factory without parameters that returns one (or a pair with its inputs).
+        inputs: ``module:name`` of the inputs (or of a function without parameters that gives them).
+        shape: ``8x4096:bfloat16``, random inputs instead.
+
+    Raises:
+        SettingError: there is nothing of that name, or it needs inputs.
+        MissingPackageError: the model comes in a package that is not installed.
+    """
+    if ":" in target:
+        thing = _produced(_object(target))
+        given: Any = None
+        if isinstance(thing, tuple):
+            thing, given = thing
+        if inputs is not None:
+            given = _produced(_object(inputs))
+        elif shape is not None:
+            given = _random(shape)
+        return subject_of(thing, given, name=target)
+    if target not in MODELS:
+        raise SettingError(
+            f"there is no model {target!r}: use one of {', '.join(MODELS)}, or module:function"
+        )
+    return MODELS[target]()
+
+
+def _tiny() -> Subject:
+    from samebits.models import tiny
+
+    return subject_of(tiny.load(), name="tiny")
+
+
+def _smollm2() -> Subject:
+    from samebits.models import hub
+
+    loaded = hub.smollm2()
+    requests = [torch.tensor(hub.ask(loaded.tokenizer, question)) for question in QUESTIONS]
+    decoder = HuggingFaceDecoder(loaded.model, "smollm2", loaded.tokenizer, requests)
+    return subject_of(decoder, requests)
+
+
+def _minilm() -> Subject:
+    from samebits.models import hub
+
+    loaded = hub.minilm()
+    requests = [torch.tensor(loaded.tokenizer(sentence)["input_ids"]) for sentence in SENTENCES]
+    return EncoderSubject(HuggingFaceEncoder(loaded.model, "minilm"), requests)
+
+
+MODELS = {"tiny": _tiny, "smollm2": _smollm2, "minilm": _minilm}
+
+
+def _object(path: str) -> Any:
+    """The object at ``module:name.name``; modules of the working directory are found too."""
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SettingError(f"there is no module {module!r} ({error})") from error
+    try:
+        return operator.attrgetter(name)(found)
+    except AttributeError:
+        raise SettingError(f"module {module!r} has no {name!r}") from None
+
+
+def _produced(thing: Any) -> Any:
+    """What a factory gives: a plain function that can be called without arguments is one."""
+    if not inspect.isfunction(thing):
+        return thing
+    required = [
+        p
+        for p in inspect.signature(thing).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    return thing if required else thing()
+
+
+def _random(shape: str) -> torch.Tensor:
+    """Random numbers of a shape such as ``8x4096`` or ``8x4096:bfloat16``."""
+    sizes, _, dtype = shape.partition(":")
+    kind = getattr(torch, dtype or "float32", None)
+    try:
+        lengths = [int(size) for size in sizes.replace(",", "x").split("x")]
+    except ValueError:
+        lengths = []
+    if not lengths or not isinstance(kind, torch.dtype):
+        raise SettingError(f"shape {shape!r} is not understood: write 8x4096 or 8x4096:bfloat16")
+    return torch.randn(lengths, generator=torch.Generator().manual_seed(0)).to(kind)

@@ -1,0 +1,151 @@
+"""The command ``samebits``. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Same request, same bits, whatever else is in the batch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench_app = typer.Typer(
+    help="Costs against stock PyTorch, measured in turns.", no_args_is_help=True
+)
+app.add_typer(bench_app, name="bench")
+
+
+@app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(help="tiny, smollm2, minilm, or module:function (or model, or factory)")
+    ] = "tiny",
+    promise: Annotated[
+        list[str] | None, typer.Option(help="a promise or test to run; may be repeated")
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option(help="module:name of the inputs of module:function")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="random inputs instead, e.g. 8x4096:bfloat16")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("."),
+    json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+    html: Annotated[bool, typer.Option(help="write the HTML page")] = True,
+    costs: Annotated[bool, typer.Option(help="measure times and generate text")] = True,
+    seed: Annotated[int, typer.Option(help="seed of generated inputs")] = 0,
+) -> None:
+    """Test the promises on stock PyTorch and with samebits on.
+
+    Exit status: 0 all promises hold with the switch on, 1 one is broken, 2 could not run.
+    """
+    from rich.console import Console
+
+    from samebits.check import check as run
+    from samebits.check.promises import select
+    from samebits.check.targets import load
+    from samebits.errors import SamebitsError
+    from samebits.report import save, terminal
+
+    console = Console(stderr=json)
+    try:
+        select(promise)
+        with terminal.progress(console, target) as tell:
+            subject = load(target, inputs=inputs, shape=shape)
+            report = run(subject, promises=promise, costs=costs, seed=seed, progress=tell)
+    except SamebitsError as error:
+        console.print(f"samebits check: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    files = save(report, out, page=html)
+    if json:
+        print(report.to_json())
+    else:
+        terminal.show(report, console, files)
+    raise typer.Exit(report.exit_status)
+
+
+@bench_app.command("cpu")
+def bench_cpu(
+    area: Annotated[
+        list[str] | None, typer.Option(help="an area to run; may be repeated (default: all)")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
+) -> None:
+    """Ratios of samebits to stock PyTorch on this processor."""
+    from samebits import bench
+    from samebits.report import costs
+
+    try:
+        rows = bench.run(tuple(area) if area else bench.AREAS)
+        costs.show(rows, as_json=json)
+    except ValueError as error:
+        typer.echo(f"samebits bench: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def env() -> None:
+    """Versions, processor, and what the switch covers here."""
+    import samebits
+    from samebits.check.environment import environment
+
+    for key, value in environment().items():
+        print(f"{key:<10} {value}")
+    print(samebits.status())
+
+
+@app.command()
+def contract(
+    op: Annotated[str, typer.Argument(help="linear, attention, softmax, sum, rms_norm, ...")],
+    n: Annotated[int | None, typer.Option(help="output features")] = None,
+    k: Annotated[int | None, typer.Option(help="length of the reduction axis")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="D of attention")] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, tf32, e4m3")] = "bf16",
+    device: Annotated[str, typer.Option(help="cpu or sm_90")] = "cpu",
+    svg: Annotated[Path | None, typer.Option(help="write the drawing to this file")] = None,
+) -> None:
+    """Show what decides the bits of an operation: its contract and its reduction tree."""
+    from samebits.errors import SamebitsError
+    from samebits.plan import contract_of
+
+    try:
+        found = contract_of(op, n=n, k=k, head_dim=head_dim, dtype=dtype, device=device)
+        print(found.render("text", length=k))
+        if svg is not None:
+            svg.write_text(found.render("svg", length=k), encoding="utf-8")
+            print(f"written {svg}")
+    except SamebitsError as error:
+        typer.echo(f"samebits contract: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def run(context: typer.Context) -> None:
+    """Run COMMAND with the switch on: samebits run -- python script.py"""
+    from samebits import launch
+
+    if not context.args or context.args[0] in ("-h", "--help"):
+        typer.echo("usage: samebits run -- COMMAND [ARGUMENTS...]", err=not context.args)
+        raise typer.Exit(0 if context.args else 2)
+    try:
+        launch.replace_process(context.args)
+    except OSError as error:
+        typer.echo(f"samebits run: {context.args[0]}: {error.strerror}", err=True)
+        raise typer.Exit(2) from None
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="samebits")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The cost table of ``samebits bench``, printed line by line as the rows come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from samebits.bench import Row
+
+
+def show(rows: Iterable[Row], *, as_json: bool = False, console: Console | None = None) -> None:
+    """Prints the rows as they come, as a table or as one JSON list."""
+    if as_json:
+        print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=1))
+        return
+    console = console or Console()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("area", "case", "stock PyTorch", "samebits", "ratio", "aim"):
+        table.add_column(name, justify="left" if name in ("area", "case") else "right")
+    last = ""
+    with Live(table, console=console, refresh_per_second=4, vertical_overflow="visible"):
+        for row in rows:
+            area, last = (row.area if row.area != last else ""), row.area
+            table.add_row(area, row.name, _time(row.stock), _time(row.ours), _ratio(row), _aim(row))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _ratio(row: Row) -> str:
+    if row.ratio is None:
+        return ""
+    met = row.ratio >= (row.target if row.target is not None else 1.0)
+    return f"[{'green' if met else 'yellow'}]{row.ratio:.2f}x[/]"
+
+
+def _aim(row: Row) -> str:
+    return "" if row.target is None else f"[dim]≥ {row.target:g}x[/]"

@@ -1,0 +1,116 @@
+"""The report in the terminal: a progress bar while it runs, a table when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from samebits.check import Progress as Step
+from samebits.check.result import Outcome, Report, Speed
+from samebits.report.summary import headline, sentence
+from samebits.report.svg import rate
+
+COLOURS = {0: "green", 1: "red", 2: "yellow"}
+
+
+@contextmanager
+def progress(console: Console, target: str) -> Iterator[Callable[[Step], None]]:
+    """A progress bar for the length of the block; gives the callback for `samebits.check`."""
+    columns = (
+        TextColumn("[bold]{task.fields[target]}"),
+        BarColumn(bar_width=32),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", target=target, total=None)
+
+        def tell(step: Step) -> None:
+            bar.update(task, total=step.total, completed=step.done, description=step.what)
+
+        yield tell
+
+
+def show(report: Report, console: Console, files: list[Path]) -> None:
+    """Prints the report."""
+    console.print(f"\n[bold]{escape(headline(report))}[/]", style=COLOURS[report.exit_status])
+    console.print(escape(sentence(report)), style="dim", highlight=False)
+    console.print()
+    console.print(_tests(report))
+    if report.speed:
+        console.print()
+        console.print(_speed(report.speed))
+    console.print()
+    for line in _texts(report):
+        console.print(line, highlight=False)
+    for file in files:
+        console.print(f"[dim]written[/] {escape(str(file))}", highlight=False, soft_wrap=True)
+
+
+def _tests(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("promise", "test", "stock PyTorch", "samebits", "first to differ"):
+        table.add_column(name, overflow="fold")
+    last = ""
+    for test in report.tests:
+        promise = test.promise if test.promise != last else ""
+        last = test.promise
+        if test.skipped is not None:
+            table.add_row(promise, test.title, "[dim]does not apply[/]", "[dim]does not apply[/]")
+            continue
+        trace = next(
+            (o.divergence for o in (test.switched, test.stock) if o and o.divergence), None
+        )
+        first = ""
+        if trace is not None:
+            op = (trace.op or "").removesuffix(".default")
+            first = f"[dim]{escape(' in '.join(filter(None, (op, trace.op_module))))}[/]"
+        table.add_row(promise, test.title, _cell(test.stock), _cell(test.switched), first)
+    return table
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "[dim]not tested[/]"
+    if outcome.verdict == "same":
+        return f"[green]✓ same[/] [dim]{len(outcome.cases)} cases[/]"
+    if outcome.verdict == "error":
+        return f"[yellow]! {escape((outcome.error or '').splitlines()[0][:90])}[/]"
+    bad = sum(case.differing > 0 for case in outcome.cases)
+    share = 100 * outcome.worst.differing / outcome.worst.elements
+    return f"[red]✗ differs[/] [dim]{bad} of {len(outcome.cases)}, up to {share:.3g} %[/]"
+
+
+def _speed(speeds: tuple[Speed, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("speed", "stock PyTorch", "samebits", "ratio"):
+        table.add_column(name, justify="left" if name == "speed" else "right")
+    for speed in speeds:
+        ratio = f"[{'green' if speed.ratio >= 1 else 'yellow'}]{speed.ratio:.2f}x[/]"
+        row = (speed.label, rate(speed.stock, speed.unit), rate(speed.switched, speed.unit), ratio)
+        table.add_row(*row)
+    return table
+
+
+def _texts(report: Report) -> Iterator[str]:
+    for side, name in (("stock", "stock PyTorch"), ("switched", "samebits")):
+        texts = [text for text in report.texts if text.side == side]
+        if not texts:
+            continue
+        steps = sum(text.steps for text in texts)
+        differing = sum(text.differing_steps for text in texts)
+        other = sum(text.first_token is not None for text in texts)
+        verdict = (
+            f"[red]logits differ at {differing} of {steps} tokens[/], "
+            f"{other} of {len(texts)} texts came out otherwise"
+            if differing
+            else f"[green]the same logits at all {steps} tokens[/]"
+        )
+        yield f"text alone and with {texts[0].company} others, {name}: {verdict}"
