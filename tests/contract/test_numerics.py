@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samebits.contract import RowContract
 from samebits.contract import numerics as nx
 
 words = st.integers(0, 2**32 - 1)
@@ -156,6 +157,14 @@ def test_row_sum_is_its_definition(n: int, kind: nx.RowSumKind) -> None:
     assert (got.view(np.uint32) == tree(leaves).astype(np.float32).view(np.uint32)).all()
     if n > 1024 and kind == "sum":
         assert (got != x.sum(-1, dtype=np.float32)).any() or n < 2000
+
+
+@pytest.mark.parametrize("n", [1, 1024, 2049, 7000])
+@pytest.mark.parametrize("kind", ["sum", "squares"])
+def test_row_sum_is_the_tree_of_row_contracts(n: int, kind: nx.RowSumKind) -> None:
+    x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+    walked = RowContract("sum", "fp32", "fp32").sum(x, kind)
+    assert (walked.view(np.uint32) == nx.row_sum(x, kind).view(np.uint32)).all()
 
 
 def test_zero_and_nan_of_a_row() -> None:

@@ -19,8 +19,7 @@ from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, valu
 from samebits.contract.tree import CHAIN, Segment, Tree
 from samebits.errors import ContractError, ShapeError
 
-LOG2E, TWO_LOG2E = (np.array(c * math.log2(math.e), np.float32) for c in (1, 2))
-ONE = np.array(1, np.float32)
+LOG2E = np.array(math.log2(math.e), np.float32)
 Seen = npt.NDArray[np.bool_]
 
 
@@ -212,10 +211,8 @@ def exponents(s: F32, scale: float, softcap: float | None, bias: F32 | None) -> 
     if softcap is None:
         x = nx.mul32(s, np.float32(scale * math.log2(math.e)))
     else:
-        z = nx.mul32(s, np.float32(scale / softcap))
-        power = functions.exp2_flush(np.minimum(nx.mul32(z, TWO_LOG2E), np.float32(126)))
-        tanh = nx.sub32(ONE, nx.div32(np.float32(2), nx.add32(power, ONE)))
-        x = nx.mul32(tanh, np.float32(softcap * math.log2(math.e)))
+        capped = functions.softcap_tanh(nx.mul32(s, np.float32(scale / softcap)))
+        x = nx.mul32(capped, np.float32(softcap * math.log2(math.e)))
     return x if bias is None else nx.fma32(bias, LOG2E, x)
 
 

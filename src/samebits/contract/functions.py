@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from samebits.contract.numerics import CANONICAL_NAN, F32, Array, add32, fma32, mul32, sub32
+from samebits.contract.numerics import CANONICAL_NAN, F32, Array, add32, div32, fma32, mul32, sub32
 
 _EXP2 = ("0x1.417a70p-13", "0x1.5f0948p-10", "0x1.3b2dd2p-7", "0x1.c6af7ap-5", "0x1.ebfbdcp-3",
          "0x1.62e430p-1", "0x1p0")  # fmt: skip
@@ -79,6 +79,12 @@ def exp2_flush(x: Array) -> F32:
     with np.errstate(all="ignore"):
         y = mul32(polynomial(sub32(inside, n), _EXP2), _power(np.minimum(_integers(n), 127)))
     return np.where(np.isnan(x), CANONICAL_NAN, np.where(x < -126, np.float32(0), y))
+
+
+def softcap_tanh(x: Array) -> F32:
+    """tanh for attention's softcap: 1 - 2 / (2^min(126, x * fp32(2 log2 e)) + 1). A NaN stays."""
+    one, y = np.float32(1), mul32(x, constant("0x1.715476p+1"))
+    return sub32(one, div32(np.float32(2), add32(exp2_flush(np.minimum(y, np.float32(126))), one)))
 
 
 def exp(x: Array) -> F32:

@@ -35,8 +35,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samebits.contract.functions import exp2_flush, log, softcap_tanh
 from samebits.contract.numerics import F32, add32, canonical, fma32, mul32, round_to
-from samebits.ops.attention.functions import exp2_flush, log, tanh
 
 LEAF = 512
 _LOG2E = np.float32(math.log2(math.e))
@@ -140,7 +140,7 @@ def attention_rows(
 def _exponent(s: F32, scale: float, softcap: float | None) -> F32:
     if softcap is None:
         return mul32(s, np.float32(scale * math.log2(math.e)))
-    capped = tanh(mul32(s, np.float32(scale / softcap)))
+    capped = softcap_tanh(mul32(s, np.float32(scale / softcap)))
     return mul32(capped, np.float32(softcap * math.log2(math.e)))
 
 
