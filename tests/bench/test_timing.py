@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 
@@ -41,3 +42,21 @@ def test_ratio_is_how_many_times_faster() -> None:
 def test_an_unknown_area_is_refused() -> None:
     with pytest.raises(ValueError, match="no area 'nonsense'"):
         list(bench.run(("nonsense",)))
+
+
+@pytest.mark.parametrize("area", bench.AREAS)
+def test_every_area_exists(area: str) -> None:
+    assert callable(import_module(f"samebits.bench.{area}").rows)
+
+
+def test_what_an_idle_switch_costs_is_measured_in_fresh_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from samebits.bench import cpu_overhead
+
+    monkeypatch.setattr(cpu_overhead, "PROCESSES", 1)
+    monkeypatch.setattr(cpu_overhead, "_CALLS", {"relu": "torch.relu(x)"})
+    rows = list(cpu_overhead.rows())
+    assert [row.area for row in rows] == ["import", "one call", "one call"]
+    assert rows[0].stock is None and 0 < rows[0].ours < 5
+    assert all(row.ratio for row in rows[1:])
