@@ -26,6 +26,8 @@ constexpr int64_t kChunk = 48;          // steps: a tile of x stays in the first
 constexpr int64_t kUnitRows = 132;      // accumulators and x of a unit stay in the second level
 constexpr int64_t kCols = 32;
 constexpr int64_t kUnitFloats = 4 << 20;
+constexpr int64_t kStreamRows = 4;      // up to so many rows, w with contiguous columns is not transposed
+constexpr int64_t kStreamCols = 128;
 
 int64_t min_(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -54,15 +56,17 @@ GemmPlan plan(const GemmArgs& g, int threads) {
   p.row_units = max_(1, div_up(g.m, row_limit));
   p.unit_rows = div_up(g.m, p.row_units);
   int64_t tiles = div_up(p.unit_rows, kRows);
-  p.pack_w = g.w_col != 1 || tiles >= (g.in_type == DType::f32 ? 6 : 3);
-  int64_t chunks = tiles == 1 && !p.pack_w ? 1 : max_(1, div_up(p.steps, kChunk));
+  p.stream = g.m <= kStreamRows && g.w_row == 1 && g.w_col != 1;
+  p.pack_w = g.w_col != 1 || tiles >= (g.in_type == DType::f32 ? 6 : 4);
+  int64_t chunks = p.stream || (tiles == 1 && !p.pack_w) ? 1 : max_(1, div_up(p.steps, kChunk));
   p.chunk = max_(1, div_up(p.steps, chunks));
-  p.cols = g.batch * p.row_units * div_up(g.n, kCols) < 2 * threads ? 16 : kCols;
+  if (p.stream) p.cols = kStreamCols;
+  else p.cols = g.batch * p.row_units * div_up(g.n, kCols) < 2 * threads ? 16 : kCols;
   p.col_blocks = div_up(g.n, p.cols);
   bool in_place = g.m == 1 && g.in_type == DType::f32 && g.x_col == 1 && g.k % 16 == 0;
   p.unit_floats = in_place ? 0 : p.unit_rows * p.steps * 16;
   int64_t acc_rows = p.chunk >= p.steps ? kRows : p.unit_rows;
-  p.scratch_floats = 16 * p.cols * (acc_rows + (p.pack_w ? p.chunk : 0));
+  p.scratch_floats = 16 * p.cols * (p.stream ? p.unit_rows : acc_rows + (p.pack_w ? p.chunk : 0));
   return p;
 }
 
@@ -110,7 +114,7 @@ void pack_x(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, f
   Unit u = unit_at(g, p, unit);
   int64_t s0 = chunk * p.chunk, steps = min_(p.chunk, p.steps - s0);
   float* base = packed + 16 * s0 * u.rows;
-  Cut tiles = tiles_of(u.rows);
+  Cut tiles = p.stream ? Cut{u.rows, 1} : tiles_of(u.rows);
   int64_t t = 0;
   for (int64_t r0 = 0; r0 < u.rows; r0 += 16) {
     int rows = static_cast<int>(min_(16, u.rows - r0));
@@ -142,6 +146,7 @@ struct Block {
   int64_t cols;
   int64_t steps;  // of this chunk
   int tail;       // elements of the last step (16 when the block is padded)
+  const W* next;  // where reading goes on after the last panel
 };
 
 template <class W, int R>
@@ -159,6 +164,8 @@ void row_tile(const float* x, const Block<W>& w, float* acc, int64_t acc_row, bo
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
       for (int j = 0; j < C; ++j) a[i][j] = first ? zero() : load_f32(at + i * acc_row + 16 * j);
+    // Rows of w are short for a hardware prefetcher: ask for the next panel while this one is used.
+    const W* ahead = n + C < w.cols ? q[0] + w.panel : w.next;
     const float* xs = x;
     int64_t full = w.tail == 16 ? w.steps : w.steps - 1, o = 0;
     for (int64_t s = 0; s < full; ++s, o += w.step, xs += 16 * R) {
@@ -168,6 +175,7 @@ void row_tile(const float* x, const Block<W>& w, float* acc, int64_t acc_row, bo
 #pragma GCC unroll 8
       for (int j = 0; j < C; ++j) {
         F16 wv = load(q[j] + o);
+        __builtin_prefetch(ahead + j * w.row + o, 0, 3);
 #pragma GCC unroll 8
         for (int i = 0; i < R; ++i) a[i][j] = fma(xv[i], wv, a[i][j]);
       }
@@ -223,30 +231,88 @@ void store_out(T* out, int64_t col, F16 v, int n) {
   for (int j = 0; j < n; ++j) store1(out + j * col, t[j]);
 }
 
-void finish_row(const GemmArgs& g, const float* acc, int64_t b, int64_t row, int64_t n0, int64_t cols) {
+// Columns col .. col + n - 1 of a row, from their folded accumulators.
+void finish(const GemmArgs& g, F16 v, int64_t b, int64_t row, int64_t col, int n) {
   float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
-  int64_t c_at = b * g.c_batch + row * g.c_row, out_at = b * g.out_batch + row * g.out_row;
+  if (alpha != 1.0f) v = mul(set1(alpha), v);
+  if (g.c && beta != 0.0f) {
+    int64_t at = b * g.c_batch + row * g.c_row + col * g.c_col;
+    F16 c = g.c_type == DType::f32    ? load_c(static_cast<const float*>(g.c) + at, g.c_col, n)
+            : g.c_type == DType::bf16 ? load_c(static_cast<const bf16*>(g.c) + at, g.c_col, n)
+                                      : load_c(static_cast<const f16*>(g.c) + at, g.c_col, n);
+    if (beta != 1.0f) c = mul(set1(beta), c);
+    v = add(v, c);
+  }
+  int64_t at = b * g.out_batch + row * g.out_row + col * g.out_col;
+  switch (g.out_type) {
+    case DType::f32: store_out(static_cast<float*>(g.out) + at, g.out_col, v, n); break;
+    case DType::bf16: store_out(static_cast<bf16*>(g.out) + at, g.out_col, v, n); break;
+    case DType::f16: store_out(static_cast<f16*>(g.out) + at, g.out_col, v, n); break;
+  }
+}
+
+void finish_row(const GemmArgs& g, const float* acc, int64_t b, int64_t row, int64_t n0, int64_t cols) {
   for (int64_t j = 0; j < cols; j += 16) {
-    int n = static_cast<int>(min_(16, cols - j));
     F16 a[16];
     for (int i = 0; i < 16; ++i) a[i] = load_f32(acc + 16 * (j + i));
-    F16 v = fold16(a);
-    if (alpha != 1.0f) v = mul(set1(alpha), v);
-    if (g.c && beta != 0.0f) {
-      int64_t at = c_at + (n0 + j) * g.c_col;
-      F16 c = g.c_type == DType::f32    ? load_c(static_cast<const float*>(g.c) + at, g.c_col, n)
-              : g.c_type == DType::bf16 ? load_c(static_cast<const bf16*>(g.c) + at, g.c_col, n)
-                                        : load_c(static_cast<const f16*>(g.c) + at, g.c_col, n);
-      if (beta != 1.0f) c = mul(set1(beta), c);
-      v = add(v, c);
-    }
-    int64_t at = out_at + (n0 + j) * g.out_col;
-    switch (g.out_type) {
-      case DType::f32: store_out(static_cast<float*>(g.out) + at, g.out_col, v, n); break;
-      case DType::bf16: store_out(static_cast<bf16*>(g.out) + at, g.out_col, v, n); break;
-      case DType::f16: store_out(static_cast<f16*>(g.out) + at, g.out_col, v, n); break;
+    finish(g, fold16(a), b, row, n0 + j, static_cast<int>(min_(16, cols - j)));
+  }
+}
+
+// ---- few rows, contiguous columns: vectors along n, one accumulator for each of the 16 lanes ----
+// The same chains as in the tile, held the other way round: acc[row][lane][column]. w is read once,
+// in order, and the fold needs no shuffles.
+template <class T, int R, int G>
+void stream_steps(const float* x, const T* w, int64_t w_row, int64_t lanes, int64_t cols, float* acc, bool first) {
+  const int64_t acc_lane = kStreamCols, acc_row = 16 * acc_lane;
+  for (int64_t l = 0; l < 16; ++l) {
+    const T* q = w + l * w_row;
+    const bool there = l < lanes;  // past K both operands are +0
+    F16 xv[R][G];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int s = 0; s < G; ++s) xv[r][s] = there ? set1(x[16 * (s * R + r) + l]) : zero();
+    for (int64_t j = 0; j < cols; j += 16) {
+      int n = static_cast<int>(min_(16, cols - j));
+      F16 wv[G];
+#pragma GCC unroll 8
+      for (int s = 0; s < G; ++s) {
+        const T* at = q + 16 * s * w_row + j;
+        wv[s] = !there ? zero() : n == 16 ? load(at) : load_part(at, n);
+        if (there) __builtin_prefetch(at + 2 * w_row, 0, 3);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        float* to = acc + r * acc_row + l * acc_lane + j;
+        F16 a = first ? zero() : load_f32(to);
+#pragma GCC unroll 8
+        for (int s = 0; s < G; ++s) a = fma(xv[r][s], wv[s], a);
+        store_f32(to, a);
+      }
     }
   }
+}
+
+template <class T, int R>
+void stream(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* x, const T* w, int64_t n0, int64_t cols,
+            float* acc) {
+  constexpr int64_t kGroup = 4;
+  int64_t full = g.k / 16, s = 0;
+  for (; s + kGroup <= full; s += kGroup)
+    stream_steps<T, R, kGroup>(x + 16 * s * R, w + 16 * s * g.w_col, g.w_col, 16, cols, acc, s == 0);
+  for (; s < p.steps; ++s) {
+    int64_t lanes = min_(16, g.k - 16 * s);
+    stream_steps<T, R, 1>(x + 16 * s * R, w + 16 * s * g.w_col, g.w_col, lanes, cols, acc, s == 0);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int64_t j = 0; j < cols; j += 16) {
+      F16 a[16];
+      for (int l = 0; l < 16; ++l) a[l] = p.steps ? load_f32(acc + (16 * r + l) * kStreamCols + j) : zero();
+      for (int width = 8; width >= 1; width /= 2)
+        for (int l = 0; l < width; ++l) a[l] = add(a[l], a[l + width]);
+      finish(g, a[0], u.batch, u.row0 + r, n0 + j, static_cast<int>(min_(16, cols - j)));
+    }
 }
 
 // ---- a task ----
@@ -273,6 +339,14 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   float* acc = scratch;
   float* wp = scratch + acc_row * (keep ? p.unit_rows : kRows);
   if (p.unit_floats == 0) packed = static_cast<const float*>(g.x) + u.batch * g.x_batch;
+  if (p.stream) {
+    switch (u.rows) {
+      case 1: return stream<T, 1>(g, p, u, packed, w, n0, cols, scratch);
+      case 2: return stream<T, 2>(g, p, u, packed, w, n0, cols, scratch);
+      case 3: return stream<T, 3>(g, p, u, packed, w, n0, cols, scratch);
+      default: return stream<T, 4>(g, p, u, packed, w, n0, cols, scratch);
+    }
+  }
   Cut tiles = tiles_of(u.rows);
   int64_t s0 = 0;
   do {
@@ -288,11 +362,12 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
       float* a = keep ? acc + r0 * acc_row : acc;
       if (p.pack_w) {
         if (packed_for != c) pack_w(w, g, cols, s0, steps, packed_for = c, wp);
-        Block<float> b{wp, 16 * c * steps, 16, 16 * c, cols, steps, 16};
+        Block<float> b{wp, 16 * c * steps, 16, 16 * c, cols, steps, 16, wp};
         row_tile_of(rows, x, b, a, acc_row, s0 == 0);
       } else {
         int tail = last && g.k % 16 ? static_cast<int>(g.k % 16) : 16;
-        Block<T> b{w + 16 * s0, c * g.w_row, g.w_row, 16, cols, steps, tail};
+        Block<T> b{w + 16 * s0, c * g.w_row, g.w_row, 16, cols, steps, tail,
+                   last ? w + p.cols * g.w_row : w + 16 * (s0 + steps)};
         row_tile_of(rows, x, b, a, acc_row, s0 == 0);
       }
       if (last)
