@@ -64,6 +64,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cosine": lambda x: F.cosine_similarity(x, x.detach() + 1),
     "normalize": lambda x: F.normalize(x),
     "foreach_norm": lambda x: sum(torch._foreach_norm([x, x * 2])),
+    "weight_norm": lambda x: torch._weight_norm(x, x[:, :1].detach() + 2, 0) + x,
+    "weight_norm_gain": lambda x: torch._weight_norm(x.detach() + 1, x[:, :1], 0),
     "pairwise": lambda x: F.pairwise_distance(x, x.detach() + 1),
 }
 

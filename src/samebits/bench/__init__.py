@@ -11,12 +11,7 @@ from importlib import import_module
 from samebits.bench.timing import Row, compare
 from samebits.check.timing import measure
 
-AREAS: tuple[str, ...] = (
-    "cpu_linear",
-    "cpu_rows",
-    "cpu_generation",
-    "cpu_overhead",
-)
+AREAS: tuple[str, ...] = ("cpu_linear", "cpu_rows", "cpu_generation", "cpu_overhead", "cpu_rows")
 
 __all__ = ["AREAS", "Row", "compare", "measure", "run"]
 

@@ -1,4 +1,4 @@
-"""Overrides for softmax and normalisations, forward and backward.
+"""Overrides for layer, RMS, group and instance norm, forward and backward.
 
 Backward passes are elementwise fp32 arithmetic (one IEEE operation at a time) and covered sums.
 """
@@ -16,60 +16,8 @@ from samebits.engines.cpu import norm as engine
 from samebits.mode.fallback import stock
 from samebits.mode.registry import aten
 from samebits.ops import norm, reduce
-from samebits.ops.softmax import run as run_softmax
 
 _F32 = torch.float32
-
-# ---- softmax -----------------------------------------------------------------------------------
-
-_SOFTMAX, _LOG_SOFTMAX = stock("_softmax"), stock("_log_softmax")
-_SOFTMAX_BACKWARD = stock("_softmax_backward_data")
-_LOG_SOFTMAX_BACKWARD = stock("_log_softmax_backward_data")
-_MASKED_SOFTMAX = stock("_masked_softmax")
-
-
-@aten("_softmax")
-def softmax_forward(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    if self.dtype not in DTYPE_CODE:
-        return _SOFTMAX.by_dtype(self.dtype, self, dim, half_to_float)
-    return run_softmax(self, dim, _F32 if half_to_float else None, False)
-
-
-@aten("_log_softmax")
-def log_softmax_forward(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    if self.dtype not in DTYPE_CODE:
-        return _LOG_SOFTMAX.by_dtype(self.dtype, self, dim, half_to_float)
-    return run_softmax(self, dim, _F32 if half_to_float else None, True)
-
-
-@aten("_softmax_backward_data")
-def softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
-) -> Any:
-    if output.dtype not in DTYPE_CODE:
-        return _SOFTMAX_BACKWARD.by_dtype(output.dtype, grad_output, output, dim, input_dtype)
-    g, y = grad_output.to(_F32), output.to(_F32)
-    return ((g - reduce.run("sum", g * y, dim, True)) * y).to(input_dtype)
-
-
-@aten("_log_softmax_backward_data")
-def log_softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
-) -> Any:
-    if output.dtype not in DTYPE_CODE:
-        return _LOG_SOFTMAX_BACKWARD.by_dtype(output.dtype, grad_output, output, dim, input_dtype)
-    g = grad_output.to(_F32)
-    return (g - torch.exp(output.to(_F32)) * reduce.run("sum", g, dim, True)).to(input_dtype)
-
-
-@aten("_masked_softmax")
-def masked_softmax(
-    self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
-) -> Any:
-    return _MASKED_SOFTMAX.uncovered(
-        "the masked softmax of nested attention has no contract", self, mask, dim, mask_type
-    )
-
 
 # ---- what the normalisations share --------------------------------------------------------------
 
@@ -91,7 +39,8 @@ def _direct(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
     return True
 
 
-def _covered(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+def covered(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Whether the engine reads all of these."""
     return x.dtype in DTYPE_CODE and all(p is None or p.dtype in DTYPE_CODE for p in parameters)
 
 
@@ -137,7 +86,7 @@ def native_layer_norm(
     bias: torch.Tensor | None,
     eps: float,
 ) -> Any:
-    if not _covered(input, weight, bias):
+    if not covered(input, weight, bias):
         reason = f"no contract covers {input.dtype} with these parameters"
         return _NATIVE_LAYER_NORM.uncovered(reason, input, normalized_shape, weight, bias, eps)
     n = norm.row_length("layer_norm", input, normalized_shape, weight, bias)
@@ -164,7 +113,7 @@ def native_layer_norm_backward(
     bias: torch.Tensor | None,
     output_mask: Sequence[bool],
 ) -> Any:
-    if not _covered(input, weight, bias):
+    if not covered(input, weight, bias):
         return _NATIVE_LAYER_NORM_BACKWARD.uncovered(
             f"no contract covers {input.dtype} with these parameters",
             grad_out,
@@ -220,7 +169,7 @@ def fused_rms_norm(
     weight: torch.Tensor | None,
     eps: float | None,
 ) -> Any:
-    if not _covered(input, weight):
+    if not covered(input, weight):
         reason = f"no contract covers {input.dtype} with this weight"
         return _FUSED_RMS_NORM.uncovered(reason, input, normalized_shape, weight, eps)
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
@@ -271,7 +220,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> Any:
-    if not _covered(input, weight, bias):
+    if not covered(input, weight, bias):
         reason = f"no contract covers {input.dtype} with these parameters"
         return _NATIVE_GROUP_NORM.uncovered(reason, input, weight, bias, N, C, HxW, group, eps)
     out, mean, rstd = engine.group_norm(input.contiguous(), group, weight, bias, eps)
@@ -292,7 +241,7 @@ def native_group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> Any:
-    if not _covered(input, weight):
+    if not covered(input, weight):
         return _NATIVE_GROUP_NORM_BACKWARD.uncovered(
             f"no contract covers {input.dtype} with this weight",
             grad_out,
@@ -352,111 +301,3 @@ def instance_norm(
             cudnn_enabled,
         )
     return torch.group_norm(input, input.shape[1], weight, bias, eps)
-
-
-# ---- batch norm with given statistics -----------------------------------------------------------
-
-_NATIVE_BATCH_NORM = stock("native_batch_norm")
-_BATCH_NORM_LEGIT = stock("_native_batch_norm_legit")
-_BATCH_NORM_NO_STATS = stock("_native_batch_norm_legit.no_stats")
-_BATCH_NORM_BACKWARD = stock("native_batch_norm_backward")
-_BATCH_STATISTICS = "batch norm in training mode takes its statistics from the whole batch"
-
-
-def _batch_norm(name: Any, input: torch.Tensor, *rest: Any) -> Any:
-    weight, bias, mean, var, training, _, eps = rest
-    if training:
-        return name.uncovered(_BATCH_STATISTICS, input, *rest)
-    if not _covered(input, weight, bias, mean, var):
-        return name.uncovered(f"no contract covers {input.dtype} here", input, *rest)
-    out, _, _ = norm.batch_norm_with(input, mean, var, weight, bias, eps)
-    return out, torch.empty(0), torch.empty(0)
-
-
-@aten("native_batch_norm")
-def native_batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    rest = (weight, bias, running_mean, running_var, training, momentum, eps)
-    return _batch_norm(_NATIVE_BATCH_NORM, input, *rest)
-
-
-@aten("_native_batch_norm_legit")
-def native_batch_norm_legit(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    rest = (weight, bias, running_mean, running_var, training, momentum, eps)
-    return _batch_norm(_BATCH_NORM_LEGIT, input, *rest)
-
-
-@aten("_native_batch_norm_legit.no_stats")
-def native_batch_norm_no_stats(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    args = (input, weight, bias, training, momentum, eps)
-    return _BATCH_NORM_NO_STATS.uncovered(_BATCH_STATISTICS, *args)
-
-
-@aten("native_batch_norm_backward")
-def native_batch_norm_backward(
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    save_mean: torch.Tensor | None,
-    save_invstd: torch.Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> Any:
-    covered = _covered(input, weight, running_mean, running_var)
-    if train or not covered or running_mean is None or running_var is None:
-        return _BATCH_NORM_BACKWARD.uncovered(
-            _BATCH_STATISTICS if train else f"no contract covers {input.dtype} here",
-            grad_out,
-            input,
-            weight,
-            running_mean,
-            running_var,
-            save_mean,
-            save_invstd,
-            train,
-            eps,
-            output_mask,
-        )
-    channels = input.shape[1]
-    per_channel = (1, channels, 1)
-    g = grad_out.to(_F32).reshape(input.shape[0], channels, -1)
-    r = engine.reciprocal_deviation(running_var.to(_F32), eps).view(per_channel)
-    dx = dw = db = None
-    if output_mask[0]:
-        dy = g if weight is None else g * weight.to(_F32).view(per_channel)
-        dx = (dy * r).to(input.dtype).view(input.shape)
-    if output_mask[1]:
-        dtype = input.dtype if weight is None else weight.dtype
-        xhat = (input.to(_F32).reshape(g.shape) - running_mean.to(_F32).view(per_channel)) * r
-        dw = reduce.run("sum", g * xhat, (0, 2)).to(dtype)
-    if output_mask[2]:
-        dtype = input.dtype if weight is None else weight.dtype
-        db = reduce.run("sum", g, (0, 2)).to(dtype)
-    return dx, dw, db

@@ -76,19 +76,30 @@ struct Counter {
   }
 };
 
+/// S whole leaves of one row side by side, which hides the latency of the additions.
+template <class J, int S, class Step>
+static inline void whole_leaves(const Step& step, int64_t k, Counter<J>& counter) {
+  F16 a[S];
+  for (int s = 0; s < S; ++s) a[s] = J::identity();
+  for (int64_t i = k; i < k + kLeaf; i += 16)
+    for (int s = 0; s < S; ++s) a[s] = step(a[s], 0, i + s * kLeaf);
+  for (int s = 0; s < S; ++s) counter.push(J::fold_lanes(a[s]));
+}
+
 /// Reduces elements [k0, k1) of R rows; k0 is a multiple of the leaf. `step(acc, row, k)` takes the
 /// sixteen elements at k into acc, `step.part(acc, row, k, count)` the first `count` of them.
-/// Several rows (or four leaves of one row) run at once, which hides the latency of the additions.
 template <class J, int R, class Step>
 static inline void reduce_rows(const Step& step, int64_t k0, int64_t k1, float* out) {
   Counter<J> counter[R];
   int64_t k = k0;
   if constexpr (R == 1) {
-    for (; k + 4 * kLeaf <= k1; k += 4 * kLeaf) {
-      F16 a[4] = {J::identity(), J::identity(), J::identity(), J::identity()};
-      for (int64_t i = k; i < k + kLeaf; i += 16)
-        for (int s = 0; s < 4; ++s) a[s] = step(a[s], 0, i + s * kLeaf);
-      for (int s = 0; s < 4; ++s) counter[0].push(J::fold_lanes(a[s]));
+    for (; k + 4 * kLeaf <= k1; k += 4 * kLeaf) whole_leaves<J, 4>(step, k, counter[0]);
+    if (k + 3 * kLeaf <= k1) {
+      whole_leaves<J, 3>(step, k, counter[0]);
+      k += 3 * kLeaf;
+    } else if (k + 2 * kLeaf <= k1) {
+      whole_leaves<J, 2>(step, k, counter[0]);
+      k += 2 * kLeaf;
     }
   }
   for (; k < k1; k += kLeaf) {
