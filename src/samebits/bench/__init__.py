@@ -11,7 +11,12 @@ from importlib import import_module
 from samebits.bench.timing import Row, compare
 from samebits.check.timing import measure
 
-AREAS: tuple[str, ...] = ("cpu_linear", "cpu_rows", "cpu_generation", "cpu_overhead", "cpu_rows")
+AREAS: tuple[str, ...] = (
+    "cpu_linear",
+    "cpu_rows",
+    "cpu_generation",
+    "cpu_overhead",
+)
 
 __all__ = ["AREAS", "Row", "compare", "measure", "run"]
 
