@@ -61,6 +61,14 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "l1": lambda x: F.l1_loss(x, x.detach() * 0.5),
     "smooth_l1": lambda x: F.smooth_l1_loss(x, x.detach() * 0.5 - 1),
     "huber": lambda x: F.huber_loss(x, x.detach() * 0.5 - 1, reduction="sum"),
+    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(), (x.detach() > 0).to(x.dtype)),
+    "bce_logits": lambda x: F.binary_cross_entropy_with_logits(x, (x.detach() > 0).to(x.dtype)),
+    "group_norm_channels_last": lambda x: F.group_norm(
+        x.view(1, 6, 5, 8).contiguous(memory_format=torch.channels_last), 3
+    ),
+    "batch_norm_channels_last": lambda x: F.batch_norm(
+        x.view(1, 6, 5, 8).contiguous(memory_format=torch.channels_last).float(), ZERO, ONE
+    ),
     "cosine": lambda x: F.cosine_similarity(x, x.detach() + 1),
     "normalize": lambda x: F.normalize(x),
     "foreach_norm": lambda x: sum(torch._foreach_norm([x, x * 2])),

@@ -9,6 +9,7 @@ import torch
 
 from samebits.engines.cpu import norm as engine
 from samebits.mode.aten.norm import covered as _covered
+from samebits.mode.aten.norm import in_format_of
 from samebits.mode.fallback import stock
 from samebits.mode.registry import aten
 from samebits.ops import norm, reduce
@@ -31,7 +32,7 @@ def _batch_norm(name: Any, input: torch.Tensor, *rest: Any) -> Any:
     if not _covered(input, weight, bias, mean, var):
         return name.uncovered(f"no contract covers {input.dtype} here", input, *rest)
     out, _, _ = norm.batch_norm_with(input, mean, var, weight, bias, eps)
-    return out, torch.empty(0), torch.empty(0)
+    return in_format_of(input, out), torch.empty(0), torch.empty(0)
 
 
 @aten("native_batch_norm")

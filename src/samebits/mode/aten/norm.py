@@ -44,6 +44,14 @@ def covered(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
     return x.dtype in DTYPE_CODE and all(p is None or p.dtype in DTYPE_CODE for p in parameters)
 
 
+def in_format_of(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """`out`, in the channels-last layout if `x` is in it: as stock does."""
+    channels_last = torch.channels_last
+    if x.is_contiguous() or x.dim() != 4 or not x.is_contiguous(memory_format=channels_last):
+        return out
+    return out.contiguous(memory_format=channels_last)
+
+
 def _statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
     mixed = any(p is not None and p.dtype is _F32 for p in parameters)
     return _F32 if mixed else x.dtype
@@ -224,6 +232,7 @@ def native_group_norm(
         reason = f"no contract covers {input.dtype} with these parameters"
         return _NATIVE_GROUP_NORM.uncovered(reason, input, weight, bias, N, C, HxW, group, eps)
     out, mean, rstd = engine.group_norm(input.contiguous(), group, weight, bias, eps)
+    out = in_format_of(input, out)
     dtype = _statistics_dtype(input, weight, bias)
     return out, mean.to(dtype), rstd.to(dtype)
 

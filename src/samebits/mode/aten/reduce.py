@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from samebits.engines.cpu import DTYPE_CODE
+from samebits.errors import SamebitsError
 from samebits.mode.fallback import EXACT_DTYPES, Stock, stock
 from samebits.mode.registry import aten
 from samebits.ops import reduce, scan
@@ -290,6 +291,29 @@ def huber_loss(
     return _loss(terms, reduction, torch.promote_types(self.dtype, target.dtype))
 
 
+_BCE = stock("binary_cross_entropy")
+
+
+@aten("binary_cross_entropy")
+def binary_cross_entropy(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> Any:
+    if not _both_floating(self, target) or (weight is not None and weight.dtype not in DTYPE_CODE):
+        reason = f"no contract covers {self.dtype}"
+        return _BCE.uncovered(reason, self, target, weight, reduction)
+    if self.numel() and (self.min() < 0 or self.max() > 1):
+        raise SamebitsError("binary_cross_entropy: an element of input is not between 0 and 1")
+    x, t = self.to(_FLOAT32), target.to(_FLOAT32)
+    no, yes = torch.log1p(-x).clamp_min(-100), torch.log(x).clamp_min(-100)
+    terms = (t - 1) * no - t * yes
+    if weight is not None:
+        terms = terms * weight.to(_FLOAT32)
+    return _loss(terms, reduction, self.dtype)
+
+
 _NLL, _NLL_2D = stock("nll_loss_forward"), stock("nll_loss2d_forward")
 
 
@@ -303,7 +327,7 @@ def _nll(
     """`rows` [N, classes], `target` [N]: the loss and the sum of the weights."""
     dtype = rows.dtype
     counts = target != ignore_index
-    index = target.where(counts, 0)
+    index = target.where(counts, 0).to(torch.int64)
     taken = rows.gather(1, index[:, None])[:, 0].to(_FLOAT32)
     w = counts.to(_FLOAT32) if weight is None else weight.to(_FLOAT32)[index].where(counts, 0)
     terms = (-taken * w).where(counts, 0)
