@@ -347,8 +347,8 @@ class DecoderSubject(TokenSubject):
         yield from self._sweep("decode", self._prefill_and_decode)
 
     def _prefill_and_decode(self, requests: list[torch.Tensor]) -> Call:
-        steps = 3
-        cuts = [self.sizes.sweep_tokens - steps, *([1] * steps)]
+        prompt = 3
+        cuts = [prompt, *([1] * (self.sizes.sweep_tokens - prompt))]
         return self.pieces(requests, cuts)
 
     def _probes_chunks(self) -> Iterator[Probe]:
