@@ -24,10 +24,11 @@ constexpr int cols_for(int rows) { return rows == 1 ? 4 : 2; }
 #endif
 constexpr int64_t kChunk = 48;          // steps: a tile of x stays in the first-level cache
 constexpr int64_t kUnitRows = 132;      // accumulators and x of a unit stay in the second level
-constexpr int64_t kCols = 32;
+constexpr int64_t kCols = 32;            // also the width of the two vectors in across_tile
 constexpr int64_t kUnitFloats = 4 << 20;
 constexpr int64_t kStreamRows = 4;      // up to so many rows, w with contiguous columns is not transposed
 constexpr int64_t kStreamCols = 128;
+constexpr int64_t kShort = 256;         // up to this K folding lanes costs more than turning w round
 
 int64_t min_(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -57,16 +58,20 @@ GemmPlan plan(const GemmArgs& g, int threads) {
   p.unit_rows = div_up(g.m, p.row_units);
   int64_t tiles = div_up(p.unit_rows, kRows);
   p.stream = g.m <= kStreamRows && g.w_row == 1 && g.w_col != 1;
+  p.across = g.m >= 8 && g.n > 16 && g.k <= kShort && g.k > 0;
   p.pack_w = g.w_col != 1 || tiles >= (g.in_type == DType::f32 ? 6 : 4);
   int64_t chunks = p.stream || (tiles == 1 && !p.pack_w) ? 1 : max_(1, div_up(p.steps, kChunk));
   p.chunk = max_(1, div_up(p.steps, chunks));
   if (p.stream) p.cols = kStreamCols;
+  else if (p.across) p.cols = kCols;
   else p.cols = g.batch * p.row_units * div_up(g.n, kCols) < 2 * threads ? 16 : kCols;
   p.col_blocks = div_up(g.n, p.cols);
   bool in_place = g.m == 1 && g.in_type == DType::f32 && g.x_col == 1 && g.k % 16 == 0;
   p.unit_floats = in_place ? 0 : p.unit_rows * p.steps * 16;
   int64_t acc_rows = p.chunk >= p.steps ? kRows : p.unit_rows;
-  p.scratch_floats = 16 * p.cols * (p.stream ? p.unit_rows : acc_rows + (p.pack_w ? p.chunk : 0));
+  p.scratch_floats = 16 * p.cols * (p.stream   ? p.unit_rows
+                                    : p.across ? p.steps
+                                               : acc_rows + (p.pack_w ? p.chunk : 0));
   return p;
 }
 
@@ -315,6 +320,94 @@ void stream(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* x,
     }
 }
 
+// ---- short K: vectors along n, one lane after the other ----
+// Turns a block of w round: [k][column], both filled up with +0.
+template <class T>
+void pack_across(const T* w, const GemmArgs& g, int64_t steps, int64_t cols, float* to) {
+  for (int64_t s = 0; s < steps; ++s) {
+    int valid = static_cast<int>(min_(16, g.k - 16 * s));
+    for (int64_t j = 0; j < cols; j += 16) {
+      int n = static_cast<int>(min_(16, cols - j));
+      const T* at = w + j * g.w_row + 16 * s * g.w_col;
+      F16 v[16];
+      if (g.w_row == 1) {
+        for (int k = 0; k < 16; ++k)
+          v[k] = k >= valid ? zero() : n == 16 ? load(at + k * g.w_col) : load_part(at + k * g.w_col, n);
+      } else {
+        for (int c = 0; c < 16; ++c) {
+          const T* row = at + c * g.w_row;
+          if (c >= n) v[c] = zero();
+          else if (g.w_col == 1) v[c] = valid == 16 ? load(row) : load_part(row, valid);
+          else {
+            float t[16] = {};
+            for (int k = 0; k < valid; ++k) t[k] = to_float(row[k * g.w_col]);
+            v[c] = load_f32(t);
+          }
+        }
+        transpose16(v);
+      }
+      for (int k = 0; k < 16; ++k) store_f32(to + (16 * s + k) * kCols + j, v[k]);
+    }
+  }
+}
+
+// Lanes are visited in bit-reversed order, so that the fold 8-4-2-1 is a binary counter.
+template <int R>
+void across_tile(const GemmArgs& g, const Unit& u, int64_t row, const float* x, const float* w, int64_t steps,
+                 int64_t n0, int64_t cols) {
+  static constexpr uint8_t kOrder[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+  F16 held[5][R][2];
+  for (unsigned i = 0; i < 16; ++i) {
+    const float *xs = x + kOrder[i], *ws = w + kOrder[i] * kCols;
+    F16 a[R][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) a[r][0] = a[r][1] = zero();
+    for (int64_t s = 0; s < steps; ++s, xs += 16 * R, ws += 16 * kCols) {
+      F16 w0 = load_f32(ws), w1 = load_f32(ws + 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        F16 xv = set1(xs[16 * r]);
+        a[r][0] = fma(xv, w0, a[r][0]);
+        a[r][1] = fma(xv, w1, a[r][1]);
+      }
+    }
+    int level = 0;
+    for (; (i >> level) & 1u; ++level)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+        for (int h = 0; h < 2; ++h) a[r][h] = add(held[level][r][h], a[r][h]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      for (int h = 0; h < 2; ++h) held[level][r][h] = a[r][h];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int h = 0; h < 2 && 16 * h < cols; ++h)
+      finish(g, held[4][r][h], u.batch, row + r, n0 + 16 * h, static_cast<int>(min_(16, cols - 16 * h)));
+}
+
+template <class T>
+void across(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* packed, const T* w, int64_t n0,
+            int64_t cols, float* wp) {
+  pack_across(w, g, p.steps, cols, wp);
+  Cut tiles = tiles_of(u.rows);
+  for (int64_t t = 0; t < tiles.parts; ++t) {
+    int64_t r0 = tiles.at(t), row = u.row0 + r0;
+    const float* x = packed + 16 * r0 * p.steps;
+    switch (tiles.at(t + 1) - r0) {
+      case 1: across_tile<1>(g, u, row, x, wp, p.steps, n0, cols); break;
+      case 2: across_tile<2>(g, u, row, x, wp, p.steps, n0, cols); break;
+#if !defined(SB_ISA_scalar)
+      case 3: across_tile<3>(g, u, row, x, wp, p.steps, n0, cols); break;
+#endif
+#if defined(SB_ISA_avx512)
+      case 4: across_tile<4>(g, u, row, x, wp, p.steps, n0, cols); break;
+      case 5: across_tile<5>(g, u, row, x, wp, p.steps, n0, cols); break;
+      case 6: across_tile<6>(g, u, row, x, wp, p.steps, n0, cols); break;
+#endif
+    }
+  }
+}
+
 // ---- a task ----
 template <class T>
 void pack_w(const T* w, const GemmArgs& g, int64_t cols, int64_t s0, int64_t steps, int panel_cols, float* to) {
@@ -347,6 +440,7 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
       default: return stream<T, 4>(g, p, u, packed, w, n0, cols, scratch);
     }
   }
+  if (p.across) return across(g, p, u, packed, w, n0, cols, scratch);
   Cut tiles = tiles_of(u.rows);
   int64_t s0 = 0;
   do {

@@ -30,6 +30,7 @@ struct GemmPlan {
   int64_t unit_floats;     // packed x of one unit (0: x is read where it lies)
   int64_t scratch_floats;  // what a task needs: accumulators, packed w
   bool pack_w;
+  bool across;  // short K: w turned round, vectors along n
   bool stream;  // few rows and contiguous columns of w: vectors along n
 };
 
