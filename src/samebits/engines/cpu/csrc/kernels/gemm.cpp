@@ -28,7 +28,9 @@ constexpr int64_t kCols = 32;            // also the width of the two vectors in
 constexpr int64_t kUnitFloats = 4 << 20;
 constexpr int64_t kStreamRows = 4;      // up to so many rows, w with contiguous columns is not transposed
 constexpr int64_t kStreamCols = 128;
-constexpr int64_t kShort = 256;         // up to this K folding lanes costs more than turning w round
+// Up to this K, turning w round costs less than folding lanes across a register (measured); less
+// if w has to be transposed for it.
+constexpr int64_t kShort = 768, kShortTransposed = 256;
 
 int64_t min_(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -58,7 +60,8 @@ GemmPlan plan(const GemmArgs& g, int threads) {
   p.unit_rows = div_up(g.m, p.row_units);
   int64_t tiles = div_up(p.unit_rows, kRows);
   p.stream = g.m <= kStreamRows && g.w_row == 1 && g.w_col != 1;
-  p.across = g.m >= 8 && g.n > 16 && g.k <= kShort && g.k > 0;
+  p.across = g.n > 16 && g.k > 0 && !p.stream &&
+             (g.w_col != 1 ? g.k <= kShort : g.k <= kShortTransposed && g.m >= 32);
   p.pack_w = g.w_col != 1 || tiles >= (g.in_type == DType::f32 ? 6 : 4);
   int64_t chunks = p.stream || (tiles == 1 && !p.pack_w) ? 1 : max_(1, div_up(p.steps, kChunk));
   p.chunk = max_(1, div_up(p.steps, chunks));
