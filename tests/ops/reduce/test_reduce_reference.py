@@ -93,6 +93,9 @@ def test_long_rows_over_threads(
         same(ops.sum(x), reference.sum(array(x).reshape(-1)))
         same(ops.sum(x.t().contiguous(), 0), reference.sum(array(x)))
         same(ops.logsumexp(x, 1), reference.logsumexp(array(x)))
+    columns = numbers(1, (300 * 1024 + 7, 6), torch.bfloat16)
+    same(ops.sum(columns, 0), reference.sum(array(columns.t())))
+    same(ops.var(columns, 0), reference.var(array(columns.t())))
 
 
 def test_wider_and_narrower_results(

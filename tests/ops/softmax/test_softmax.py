@@ -67,7 +67,7 @@ def test_engine_is_the_reference(
 def test_one_long_row(
     numbers: Numbers, array: Array, same: Same, name: str, dtype: torch.dtype
 ) -> None:
-    x = numbers(1, (1, 70001), dtype, scale=2)
+    x = numbers(1, (1, 262_161), dtype, scale=2)  # its passes are shared by the threads
     engine, slow = BOTH[name]
     want = slow(array(x))
     same(engine(x), want)

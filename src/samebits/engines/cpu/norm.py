@@ -10,7 +10,7 @@ from samebits.engines.cpu import DTYPE_CODE, _cpu
 from samebits.engines.cpu.reduce import KINDS, exp_sum, reduce_with_mean
 
 # From this length on, a single row is worth several threads.
-_LONG = 65536
+_LONG = 262144
 
 _empty, _empty_like = torch.empty, torch.empty_like
 
