@@ -24,19 +24,20 @@ _F32 = torch.float32
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def _direct(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+def _direct(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
     """Whether the engine may be called at once: real tensors, a covered dtype, no gradient."""
     if type(x) not in _PLAIN or x.dtype not in DTYPE_CODE:
         return False
     graph = torch.is_grad_enabled()
     if graph and x.requires_grad:
         return False
-    for p in parameters:
-        if p is not None and (
-            type(p) not in _PLAIN or p.dtype not in DTYPE_CODE or (graph and p.requires_grad)
-        ):
-            return False
-    return True
+    return (weight is None or _direct_parameter(weight, graph)) and (
+        bias is None or _direct_parameter(bias, graph)
+    )
+
+
+def _direct_parameter(p: torch.Tensor, graph: bool) -> bool:
+    return type(p) in _PLAIN and p.dtype in DTYPE_CODE and not (graph and p.requires_grad)
 
 
 def covered(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
@@ -160,7 +161,7 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    if not _direct(input, weight):
+    if not _direct(input, weight, None):
         return torch._fused_rms_norm(input, tuple(normalized_shape), weight, eps)[0]
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
     eps = norm.EPS if eps is None else eps

@@ -38,13 +38,21 @@ def row_length(
     Raises:
         ShapeError: `normalized_shape` is not the end of x's shape, or a parameter has another one.
     """
+    if len(normalized_shape) == 1:  # the common case, short
+        (n,) = normalized_shape
+        if x.dim() and x.size(-1) == n:
+            for p in parameters:
+                if p is not None and (p.dim() != 1 or p.numel() != n):
+                    break
+            else:
+                return n
     shape = tuple(normalized_shape)
     if not shape or x.shape[x.dim() - len(shape) :] != shape:
         raise ShapeError(f"{op}: {tuple(x.shape)} does not end in normalized_shape {shape}")
     for p in parameters:
         if p is not None and p.shape != shape:
             raise ShapeError(f"{op}: a weight or bias of shape {tuple(p.shape)}, not {shape}")
-    return shape[0] if len(shape) == 1 else math.prod(shape)
+    return math.prod(shape)
 
 
 def _parameters(op: str, *parameters: torch.Tensor | None) -> None:
