@@ -9,6 +9,7 @@ namespace samebits::SB_ISA {
 constexpr double kGelu0 = 0x1.9884533d43651p-1, kGelu1 = 0x1.6e4e26d4801f7p-5;  // sqrt(2/pi), 0.044715
 
 static inline D16 one_d() { return set1_d(1.0); }
+static inline F16 at_least(F16 x, float low) { return vmax(set1(low), x); }  // a NaN stays
 static inline F16 nan_at_minus_inf(F16 x, F16 y) { return select(eq(x, neg(inf())), nan(), y); }
 static inline D16 exp_minus(F16 x) { return exp_d(neg(widen(x))); }
 
@@ -16,12 +17,19 @@ static inline F16 tanh(F16 x) {
   D16 v = widen(clamp(abs(x), 0.0f, 20.0f)), e = expm1_d(add(v, v));
   return with_sign(narrow(div(e, add(e, set1_d(2.0)))), x);
 }
-static inline F16 sigmoid(F16 x) {
-  return narrow(div(one_d(), add(one_d(), exp_minus(clamp(x, -110.0f, 110.0f)))));
+// sigmoid, silu and softplus are on the hot path of models, so they stay in fp32 (errors < 2 ulp).
+/// v / (1 + e^-x). With e^-x = (1 + p) 2^n it is v / (1 + (p + 2^-n)) 2^-n: one code for both signs,
+/// few roundings, and nothing underflows before the result does. For x > 60 it is v.
+static inline F16 times_sigmoid(F16 v, F16 x) {
+  Power t = expm1_parts(clamp(neg(x), -60.0f, 110.0f));
+  I16 n = sub_i(set1_i(0), t.exponent), half = sar<1>(n);
+  F16 s1 = as_float(set_exponent(half)), s2 = as_float(set_exponent(sub_i(n, half)));
+  F16 denominator = add(set1(1.0f), add(t.significand, mul(s1, s2)));
+  return mul(mul(div(v, denominator), s1), s2);
 }
+static inline F16 sigmoid(F16 x) { return times_sigmoid(set1(1.0f), x); }
 static inline F16 silu(F16 x) {
-  D16 e = exp_minus(clamp(x, -110.0f, 110.0f));
-  return nan_at_minus_inf(x, narrow(div(widen(clamp(x, -110.0f, kMax)), add(one_d(), e))));
+  return nan_at_minus_inf(x, times_sigmoid(at_least(x, -110.0f), x));
 }
 /// x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)) = x/2 (1 + tanh(...)), without its cancellation.
 static inline D16 gelu_exponent(D16 v) {
@@ -29,7 +37,7 @@ static inline D16 gelu_exponent(D16 v) {
 }
 static inline F16 gelu_tanh(F16 x) {
   D16 e = exp_d(neg(gelu_exponent(widen(clamp(x, -12.0f, 12.0f)))));
-  return nan_at_minus_inf(x, narrow(div(widen(clamp(x, -12.0f, kMax)), add(one_d(), e))));
+  return nan_at_minus_inf(x, narrow(div(widen(at_least(x, -12.0f)), add(one_d(), e))));
 }
 struct Normal {
   D16 cdf, bell;  // Phi(x) and exp(-x^2 / 2), for |x| <= 15
@@ -44,17 +52,18 @@ static inline Normal normal(F16 x) {
   return {cdf, bell};
 }
 static inline F16 gelu(F16 x) {
-  return nan_at_minus_inf(x, narrow(mul(widen(clamp(x, -15.0f, kMax)), normal(x).cdf)));
+  return nan_at_minus_inf(x, narrow(mul(widen(at_least(x, -15.0f)), normal(x).cdf)));
 }
 static inline F16 mish(F16 x) {
   D16 w = exp_d(widen(clamp(x, -110.0f, 40.0f))), g = mul(w, add(w, set1_d(2.0)));
-  D16 y = div(mul(widen(clamp(x, -110.0f, kMax)), g), add(g, set1_d(2.0)));
+  D16 y = div(mul(widen(at_least(x, -110.0f)), g), add(g, set1_d(2.0)));
   return nan_at_minus_inf(x, narrow(y));
 }
+/// log(1 + e^t) / beta with t = beta x; x itself where t > threshold.
 static inline F16 softplus(F16 x, float beta, float threshold) {
   F16 t = mul(x, set1(beta));
-  F16 y = narrow(div(log1p_d(exp_d(widen(clamp(t, -110.0f, 80.0f)))), set1_d(beta)));
-  return select(lt(vmin(set1(threshold), set1(40.0f)), t), x, y);
+  F16 y = add(vmax(t, zero()), log1p(exp(neg(abs(t)))));
+  return select(lt(set1(threshold), t), x, div(y, set1(beta)));
 }
 /// x >= 0: positive * x; below: negative * (e^(input * x) - 1).
 static inline F16 elu(F16 x, float negative, float positive, float input) {

@@ -26,7 +26,7 @@ static inline F16 clamp(F16 x, float lo, float hi) {
 
 /// A power as significand * 2^exponent, so that users can fold factors in before scaling.
 struct Power {
-  F16 significand;  // in [0.70, 1.42]
+  F16 significand;
   I16 exponent;
 };
 
@@ -64,12 +64,11 @@ static inline Power exp2_parts(F16 x) {  // |x| < 2^22 or NaN
   F16 n = round(x);
   return {exp2_poly(sub(x, n)), round_i(n)};
 }
-static inline Power exp_parts(F16 x) {  // |x| < 2^14 or NaN
+/// e^x = (1 + significand) * 2^exponent.
+static inline Power expm1_parts(F16 x) {  // |x| < 2^14 or NaN
   Reduced t = reduce_ln2(x);
-  F16 p = fma(expm1_poly(t.r), mul(t.r, t.r), t.r);
-  return {add(p, set1(1.0f)), round_i(t.n)};
+  return {fma(expm1_poly(t.r), mul(t.r, t.r), t.r), round_i(t.n)};
 }
-
 /// 2^x. Subnormal results are rounded once; x < -150 gives +0, x >= 128 gives Inf.
 static inline F16 exp2(F16 x) {
   Power p = exp2_parts(clamp(x, -160.0f, 130.0f));
@@ -87,8 +86,8 @@ static inline F16 exp2_flush(F16 x) {
 
 /// e^x.
 static inline F16 exp(F16 x) {
-  Power p = exp_parts(clamp(x, -110.0f, 90.0f));
-  return scale(p.significand, p.exponent);
+  Power p = expm1_parts(clamp(x, -110.0f, 90.0f));
+  return scale(add(p.significand, set1(1.0f)), p.exponent);
 }
 
 /// log(1 + f) + n ln(2) for f in [sqrt(1/2) - 1, sqrt(2) - 1].
@@ -129,6 +128,16 @@ static inline F16 log(F16 x) {
   F16 m = as_float(sub_i(as_int(v), shl<23>(n)));
   F16 e = add(to_float(n), select(tiny, set1(-24.0f), zero()));
   return log_specials(x, 0.0f, log_parts(sub(m, set1(1.0f)), e));
+}
+
+/// log(1 + x). With 1 + x = 2^n (1 + f), f is one fma and exact where n = 0.
+static inline F16 log1p(F16 x) {
+  const F16 one = set1(1.0f);
+  I16 n = log_exponent(add(one, x)), half = sar<1>(n), rest = sub_i(n, half);
+  F16 s1 = as_float(set_exponent(sub_i(set1_i(0), half))), s2 = as_float(set_exponent(sub_i(set1_i(0), rest)));
+  F16 f = fma(mul(x, s1), s2, sub(mul(s1, s2), one));
+  F16 y = log_specials(x, -1.0f, log_parts(f, to_float(n)));
+  return select(eq(x, zero()), x, y);
 }
 
 }  // namespace samebits::SB_ISA

@@ -105,10 +105,6 @@ static inline F16 log10(F16 x) {
   D16 y = fma(p.n, set1_d(0x1.34413509f79ffp-2), mul(p.fraction, set1_d(0x1.bcb7b1526e50ep-2)));
   return log_specials(x, 0.0f, narrow(y));
 }
-static inline F16 log1p(F16 x) {
-  F16 y = log_specials(x, -1.0f, narrow(log1p_d(widen(x))));
-  return select(eq(x, zero()), x, y);
-}
 static inline F16 asinh(F16 x) {
   F16 a = abs(x);
   D16 v = widen(clamp(a, 0.0f, kMax)), one = set1_d(1.0), z = mul(v, v);

@@ -86,17 +86,6 @@ static inline F16 tan(F16 x) {
   F16 y = select(is_odd(t.q), neg(narrow(div(c, s))), narrow(div(s, c)));
   return finite_only(x, flip_sign(y, x));
 }
-/// sin(pi x) / (pi x); 1 at 0, 0 at the other integers.
-static inline F16 sinc(F16 x) {
-  F16 a = clamp(abs(x), 0.0f, 0x1p24f), n = round(add(a, a));  // quarters of a turn
-  D16 r = mul(sub(widen(a), mul(widen(n), set1_d(0.5))), set1_d(kPi)), z = mul(r, r);
-  I16 q = round_i(n);
-  D16 turn = mul(widen(a), set1_d(kPi));
-  F16 y = select(is_odd(q), narrow(div(cos_reduced(z), turn)), narrow(div(sin_reduced(r, z), turn)));
-  y = as_float(xor_i(as_int(y), shl<30>(and_i(q, set1_i(2)))));
-  return finite_only(x, select(eq(x, zero()), set1(1.0f), y));
-}
-
 /// atan(a / b) for a, b >= 0, not both 0; a32 and b32 are their fp32 values.
 static inline D16 atan_ratio(D16 a, D16 b, F16 a32, F16 b32) {
   static constexpr double c[] = {0x1p+0, -0x1.55555554743fbp-2, 0x1.999998787e87ap-3,

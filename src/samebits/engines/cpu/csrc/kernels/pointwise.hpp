@@ -6,7 +6,7 @@
 #define SB_UNARY_OPS(X)                                                                            \
   X(exp, 0) X(exp2, 0) X(exp2_flush, 0) X(expm1, 0) X(log, 0) X(log2, 0) X(log10, 0) X(log1p, 0)   \
   X(sinh, 0) X(cosh, 0) X(tanh, 0) X(asinh, 0) X(acosh, 0) X(atanh, 0)                             \
-  X(sin, 0) X(cos, 0) X(tan, 0) X(asin, 0) X(acos, 0) X(atan, 0) X(sinc, 0) X(erf, 0) X(erfc, 0)   \
+  X(sin, 0) X(cos, 0) X(tan, 0) X(asin, 0) X(acos, 0) X(atan, 0) X(erf, 0) X(erfc, 0)   \
   X(sigmoid, 0) X(silu, 0) X(gelu, 0) X(gelu_tanh, 0) X(mish, 0) X(softplus, 2) X(elu, 3)          \
   X(softshrink, 1) X(logit, 1) X(rsqrt, 0) X(square, 0) X(cube, 0) X(square_root, 0)               \
   X(reciprocal, 0) X(inverse_square, 0) X(pow_exponent, 1) X(pow_base, 1)
