@@ -30,6 +30,11 @@ class Case:
         return self.name
 
 
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Values in [0, 1], from operations that are alike everywhere."""
+    return x.nan_to_num(0.5, 1.0, 0.0).abs().clamp(0, 1)
+
+
 def _unary(names: str) -> list[Case]:
     return [Case(n, getattr(aten, n).default) for n in names.split()]
 
@@ -81,7 +86,7 @@ UNARY = [
 
 BINARY = [
     *_binary(
-        """add atan2 copysign div fmax fmin fmod gcd heaviside hypot logaddexp logaddexp2 maximum
+        """add atan2 copysign div fmax fmin fmod heaviside hypot logaddexp logaddexp2 maximum
         minimum mul nextafter polar pow remainder sub xlogy igamma igammac ldexp float_power
         floor_divide"""
     ),
@@ -100,7 +105,7 @@ BINARY = [
     Case("huber_loss", lambda a, b: aten.huber_loss(a, b, 0, 0.7), 2),
     Case("soft_margin_loss", lambda a, b: aten.soft_margin_loss(a, b, 0), 2),
     Case("binary_cross_entropy", lambda a, b: aten.binary_cross_entropy(
-        a.sigmoid(), b.abs().clamp(0, 1), None, 0), 2),
+        _unit(a), _unit(b), None, 0), 2),
     Case("bce_with_logits", lambda a, b: aten.binary_cross_entropy_with_logits(
         a, b, None, None, 0), 2),
     Case("kl_div", lambda a, b: aten.kl_div(a, b, 0), 2),
@@ -131,13 +136,24 @@ BINARY = [
     Case("soft_margin_loss_backward", lambda g, x: aten.soft_margin_loss_backward(
         g, x, x.sign(), 0), 2),
     Case("binary_cross_entropy_backward", lambda g, x: aten.binary_cross_entropy_backward(
-        g, x.sigmoid(), x.abs().clamp(0, 1), None, 0), 2),
+        g, _unit(x), _unit(x * 0.3), None, 0), 2),
+    Case("_add_relu", aten._add_relu.Tensor, 2),
+    Case("_prelu_kernel_backward", lambda g, x: aten._prelu_kernel_backward(g, x, x.frac())[0], 2),
+    Case("rrelu_with_noise_backward", lambda g, x: aten.rrelu_with_noise_backward(
+        g, x, x.frac(), 0.1, 0.3, True, False), 2),
+    Case("addr", lambda a, b: aten.addr(
+        a.reshape(-1, 1), b.reshape(-1), b.new_full((1,), 0.3)).reshape(a.shape), 2),
+    Case("linalg_cross", lambda a, b: aten.linalg_cross(
+        torch.stack([a, b, a], -1), torch.stack([b, b, a], -1))[..., 0], 2),
     Case("addcmul", lambda a, b: aten.addcmul(a, b, a * 0.3, value=0.7), 2),
     Case("addcdiv", lambda a, b: aten.addcdiv(a, b, a * 0.3, value=0.7), 2),
     Case("lerp(tensor)", lambda a, b: aten.lerp(a, b, (a * 0.3).frac()), 2),
-    Case("glu", lambda a, b: aten.glu(torch.stack([a, b], -1), -1).squeeze(-1), 2),
-    Case("glu_backward", lambda g, x: aten.glu_backward(
-        g.unsqueeze(-1), torch.stack([x, x * 0.3], -1), -1)[..., 0], 2),
+    Case("glu(0)", lambda a, b: aten.glu(torch.stack([a, b]), 0)[0], 2),
+    Case("glu(-1)", lambda a, b: aten.glu(torch.stack([a, b], -1), -1).squeeze(-1), 2),
+    Case("glu_backward(0)", lambda g, x: aten.glu_backward(
+        g.unsqueeze(0), torch.stack([x, x * 0.3]), 0)[0], 2),
+    Case("glu_backward(-1)", lambda g, x: aten.glu_backward(
+        g.unsqueeze(-1), torch.stack([x, x * 0.3], -1), -1)[..., 1], 2),
 ]  # fmt: skip
 
 CASES = UNARY + BINARY
@@ -205,13 +221,15 @@ def presentations(
     return out  # fmt: skip
 
 
-def depends_on_layout(case: Case, dtype: torch.dtype) -> dict[str, int]:
+def depends_on_layout(
+    case: Case, dtype: torch.dtype, sizes: tuple[int, ...] = (901, LARGE)
+) -> dict[str, int]:
     """Presentations in which elements get other bits, with how many; empty if there are none.
 
     Raises whatever the operation raises for a dtype that it does not take.
     """
     different: dict[str, int] = {}
-    for n in (901, LARGE):
+    for n in sizes:
         args = tuple(values(n, dtype, 11 * n + i) for i in range(case.arity))
         for name, (got, want) in presentations(case.fn, args).items():
             count = int((_bits(got) != _bits(want)).sum())

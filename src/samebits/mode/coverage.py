@@ -10,10 +10,9 @@ from functools import cache
 
 import torch
 
+from samebits.mode.elementwise_safe import SAFE
 from samebits.mode.table import GROUPS, Group, Kind
 
-#: Elementwise operations whose stock kernels were shown to be safe.
-SAFE = frozenset(n for g in GROUPS if g.kind is Kind.ELEMENTWISE for n in g.names.split())
 
 #: Composite operations that are refused although all their parts may be covered.
 REFUSED_COMPOSITES = ("chain_matmul", "linalg_multi_dot")

@@ -31,6 +31,10 @@ static inline F16 sigmoid(F16 x) { return times_sigmoid(set1(1.0f), x); }
 static inline F16 silu(F16 x) {
   return nan_at_minus_inf(x, times_sigmoid(at_least(x, -110.0f), x));
 }
+/// v sigmoid(x): torch's gated linear unit, rounded once.
+static inline F16 glu(F16 v, F16 x) {
+  return narrow(div(widen(v), add(one_d(), exp_minus(clamp(x, -600.0f, 600.0f)))));
+}
 /// x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)) = x/2 (1 + tanh(...)), without its cancellation.
 static inline D16 gelu_exponent(D16 v) {
   return mul(v, fma(mul(v, v), set1_d(2 * kGelu0 * kGelu1), set1_d(2 * kGelu0)));

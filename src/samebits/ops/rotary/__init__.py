@@ -1,0 +1,52 @@
+"""Rotary position embedding (Su et al. 2021)."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE
+from samebits.engines.cpu import pointwise as engine
+from samebits.errors import DTypeError, ShapeError
+
+__all__ = ["rotary"]
+
+
+def rotary(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Rotates pairs of elements: ``(a cos - b sin, b cos + a sin)``.
+
+    Each product and the sum are IEEE operations rounded to the dtype: the bits of the usual eager
+    form ``x * cos + rotate_half(x) * sin``, at any position and in any batch.
+
+    Args:
+        x: [..., D] fp32, bf16 or fp16, D even; any strides.
+        cos, sin: broadcastable to [..., D] (one factor an element, as in transformers) or to
+            [..., D/2] (one factor a pair); of x's dtype.
+        interleaved: pairs are (2i, 2i+1) instead of (i, i + D/2).
+
+    Returns:
+        [..., D], contiguous, of x's dtype.
+
+    Raises:
+        DTypeError: another or mixed dtypes.
+        ShapeError: D is odd, or the factors do not fit.
+    """
+    if x.dtype not in DTYPE_CODE or not (x.dtype == cos.dtype == sin.dtype) or not x.is_cpu:
+        raise DTypeError(
+            f"rotary takes CPU tensors of one dtype of float32, bfloat16 and float16, not {x.dtype}, "
+            f"{cos.dtype} and {sin.dtype}: convert them first"
+        )
+    d = x.shape[-1] if x.dim() else 0
+    if d == 0 or d % 2:
+        raise ShapeError(f"rotary needs an even last axis, not shape {tuple(x.shape)}")
+    for name, factor in (("cos", cos), ("sin", sin)):
+        if not factor.dim() or factor.shape[-1] not in (d, d // 2) or factor.shape[-1] != cos.shape[-1]:
+            raise ShapeError(f"{name} of shape {tuple(factor.shape)} does not fit x {tuple(x.shape)}")
+        try:
+            lead = torch.broadcast_shapes(factor.shape[:-1], x.shape[:-1])
+        except RuntimeError:
+            lead = torch.Size()
+        if lead != x.shape[:-1]:
+            raise ShapeError(f"{name} of shape {tuple(factor.shape)} does not fit x {tuple(x.shape)}")
+    return engine.rotary(x, cos, sin, interleaved)
