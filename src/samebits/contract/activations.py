@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from samebits.contract.functions import (
+    _EXPM1,
     LN2_HIGH,
     LN2_LOW,
     LOG2E,
-    _EXPM1,
     _integers,
     _log_parts,
     _power,
@@ -29,10 +29,20 @@ from samebits.contract.functions64 import (
     log_exponent,
     log_specials,
     narrow,
+    pow,
     widen,
 )
-from samebits.contract.functions64 import pow as pow
-from samebits.contract.numerics import CANONICAL_NAN, F32, F64, Array, add32, div32, fma32, mul32, sub32
+from samebits.contract.numerics import (
+    CANONICAL_NAN,
+    F32,
+    F64,
+    Array,
+    add32,
+    div32,
+    fma32,
+    mul32,
+    sub32,
+)
 
 _GELU0 = float.fromhex("0x1.9884533d43651p-1")  # sqrt(2 / pi)
 _GELU1 = float.fromhex("0x1.6e4e26d4801f7p-5")  # 0.044715
@@ -41,6 +51,10 @@ _ONE = np.float32(1)
 
 def _f32(x: Array | float) -> F32:
     return np.asarray(x, np.float32)
+
+
+def _param(p: float) -> float:
+    return float(np.float32(p))
 
 
 def _at_least(x: Array, low: float) -> F32:
@@ -140,7 +154,7 @@ def elu(x: Array, negative: float, positive: float, input_scale: float) -> F32:
     """positive x for x >= 0, else negative (e^(input_scale x) - 1)."""
     x = _f32(x)
     e = expm1_64(widen(clamp(mul32(x, _f32(input_scale)), -40.0, 90.0)))
-    return np.where(x >= 0, mul32(x, _f32(positive)), narrow(e * widen(negative)))
+    return np.where(x >= 0, mul32(x, _f32(positive)), narrow(e * _param(negative)))
 
 
 def softshrink(x: Array, lambd: float) -> F32:
@@ -256,15 +270,13 @@ def elu_backward(g: Array, x: Array, negative: float, positive: float, scale: fl
     """Derivative of elu, from its argument."""
     x = _f32(x)
     e = exp64(widen(clamp(mul32(x, _f32(scale)), -110.0, 90.0)))
-    y = _times(g, e * (widen(scale) * widen(negative)))
+    y = _times(g, e * (_param(scale) * _param(negative)))
     return np.where(x > 0, mul32(g, _f32(positive)), y)
 
 
-def elu_backward_result(
-    g: Array, y: Array, negative: float, positive: float, scale: float
-) -> F32:
+def elu_backward_result(g: Array, y: Array, negative: float, positive: float, scale: float) -> F32:
     """Derivative of elu, from its result."""
-    d = (widen(y) + widen(negative)) * widen(scale)
+    d = (widen(y) + _param(negative)) * _param(scale)
     return np.where(_f32(y) > 0, mul32(g, _f32(positive)), _times(g, d))
 
 
@@ -300,3 +312,21 @@ def hardswish_backward(g: Array, x: Array) -> F32:
 def add_scaled(a: Array, b: Array, alpha: float) -> F32:
     """a + alpha b, two IEEE operations."""
     return add32(a, mul32(b, _f32(alpha)))
+
+
+def _extreme(a: Array, b: Array, larger: bool) -> F32:
+    a, b = _f32(a), _f32(b)
+    first = (a > b) if larger else (a < b)
+    zero = np.copysign(np.float32(0), np.where(np.signbit(a) == larger, b, a))
+    y = np.where((a == 0) & (b == 0), zero, np.where(first, a, b))
+    return np.where(np.isnan(a) | np.isnan(b), CANONICAL_NAN, y)
+
+
+def maximum(a: Array, b: Array) -> F32:
+    """The larger; NaN wins, +0 is above -0."""
+    return _extreme(a, b, True)
+
+
+def minimum(a: Array, b: Array) -> F32:
+    """The smaller; NaN wins, -0 is below +0."""
+    return _extreme(a, b, False)

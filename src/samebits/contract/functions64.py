@@ -12,9 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from samebits.contract.functions import clamp, log
-from samebits.contract.numerics import CANONICAL_NAN, F32, F64, Array, _add_to_odd, canonical
-from samebits.contract.numerics import mul32 as mul32
-from samebits.contract.numerics import sub32 as sub32
+from samebits.contract.numerics import (
+    CANONICAL_NAN,
+    F32,
+    F64,
+    Array,
+    _add_to_odd,
+    canonical,
+    mul32,
+    sub32,
+)
 
 I64 = npt.NDArray[np.int64]
 MAX = float.fromhex("0x1.fffffep127")
@@ -173,7 +180,8 @@ def _words(x: F32) -> npt.NDArray[np.int32]:
 
 def log_exponent(x: F32) -> npt.NDArray[np.int32]:
     """The exponent that leaves a significand in [sqrt(1/2), sqrt(2))."""
-    return (_words(x) - np.int32(0x3F3504F3)) >> 23
+    exponent: npt.NDArray[np.int32] = (_words(x) - np.int32(0x3F3504F3)) >> 23
+    return exponent
 
 
 def _split_log(x: Array) -> tuple[F64, F64]:
@@ -308,15 +316,16 @@ def pow(x: Array, y: Array) -> F32:
 
 
 _ERFCX = _constants(
-    "0x1.6e9827d22c27bp-3", "-0x1.4e102b9ed7f04p-2", "0x1.f6ff2045912f4p-3", "-0x1.336ffb2a41b6ap-3",
-    "0x1.258b122b52c05p-4", "-0x1.8fa5eb842e30ep-6", "0x1.17c922eb2fd09p-8", "0x1.735d48e8b44c4p-11",
-    "-0x1.391b8d10c14f9p-11", "0x1.6b877c29360fcp-15", "0x1.0bd9ddb8717adp-14",
-    "-0x1.458aa23aaa4b7p-17", "-0x1.c51b72c15ca84p-18",
+    "0x1.6e9827d22c27bp-3", "-0x1.4e102b9ed7f04p-2", "0x1.f6ff2045912f4p-3",
+    "-0x1.336ffb2a41b6ap-3", "0x1.258b122b52c05p-4", "-0x1.8fa5eb842e30ep-6",
+    "0x1.17c922eb2fd09p-8", "0x1.735d48e8b44c4p-11", "-0x1.391b8d10c14f9p-11",
+    "0x1.6b877c29360fcp-15", "0x1.0bd9ddb8717adp-14", "-0x1.458aa23aaa4b7p-17",
+    "-0x1.c51b72c15ca84p-18",
 )  # fmt: skip
 _ERF = _constants(
-    "0x1.20dd750428b1fp+0", "-0x1.812746adb208ep-2", "0x1.ce2f20974d329p-4", "-0x1.b82cb8f1bc38ap-6",
-    "0x1.56586cd79d2cap-8", "-0x1.bfdf58b6d479fp-11", "0x1.f56be4c13c4edp-14",
-    "-0x1.d25cf1cc67327p-17", "0x1.1b8c413c50d62p-20",
+    "0x1.20dd750428b1fp+0", "-0x1.812746adb208ep-2", "0x1.ce2f20974d329p-4",
+    "-0x1.b82cb8f1bc38ap-6", "0x1.56586cd79d2cap-8", "-0x1.bfdf58b6d479fp-11",
+    "0x1.f56be4c13c4edp-14", "-0x1.d25cf1cc67327p-17", "0x1.1b8c413c50d62p-20",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from samebits.contract.functions import clamp, mul32
+from samebits.contract.functions import clamp
 from samebits.contract.functions64 import (
     I64,
     MAX,
@@ -18,7 +18,7 @@ from samebits.contract.functions64 import (
     widen,
     with_sign,
 )
-from samebits.contract.numerics import CANONICAL_NAN, F32, F64, Array
+from samebits.contract.numerics import CANONICAL_NAN, F32, F64, Array, mul32
 
 _TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E0
 _SIN = _constants(

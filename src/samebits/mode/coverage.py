@@ -13,7 +13,6 @@ import torch
 from samebits.mode.elementwise_safe import SAFE
 from samebits.mode.table import GROUPS, Group, Kind
 
-
 #: Composite operations that are refused although all their parts may be covered.
 REFUSED_COMPOSITES = ("chain_matmul", "linalg_multi_dot")
 

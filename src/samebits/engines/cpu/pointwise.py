@@ -85,7 +85,12 @@ def gated(name: str, gate: Tensor, up: Tensor) -> Tensor:
     """
     gate, up, y = _aligned(name, gate, up)
     _run_gated(
-        _UNARY[name], DTYPE_CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel()
+        _UNARY[name],
+        DTYPE_CODE[gate.dtype],
+        gate.data_ptr(),
+        up.data_ptr(),
+        y.data_ptr(),
+        y.numel(),
     )
     return y
 

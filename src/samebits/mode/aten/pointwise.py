@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from samebits.engines.cpu import DTYPE_CODE
-from samebits.engines.cpu.pointwise import result_like
+from samebits.engines.cpu.pointwise import binary, result_like, unary
 from samebits.mode.fallback import EXACT_DTYPES, Stock, stock
 from samebits.mode.registry import aten
-from samebits.ops.pointwise import binary, glu, power, unary
+from samebits.ops.pointwise import glu, power
 
 Tensor = torch.Tensor
 Fn = Callable[..., Any]
@@ -147,7 +147,7 @@ def _as(x: Any, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype)
 
 
-def _pair(name: str, kernel: str, spread: bool = True, exact_integers: bool = False) -> Fn:
+def _pair(name: str, kernel: str, exact_integers: bool = False) -> Fn:
     original = stock(name)
 
     @aten(name)
@@ -158,7 +158,7 @@ def _pair(name: str, kernel: str, spread: bool = True, exact_integers: bool = Fa
         dtype = torch.result_type(self, other)
         if dtype in EXACT_DTYPES:
             if exact_integers:
-                return original(self, other)
+                return original(_as(self, dtype), _as(other, dtype))
             dtype = torch.get_default_dtype()
         if dtype in DTYPE_CODE:
             return binary(kernel, _as(self, dtype), _as(other, dtype))
@@ -173,6 +173,9 @@ for _name in ("atan2", "hypot", "logaddexp", "logaddexp2"):
     _pair(_name, _name)
 _xlogy = _pair("xlogy.Tensor", "xlogy")
 _pow = _pair("pow.Tensor_Tensor", "pow", exact_integers=True)
+# IEEE 754-2019: NaN wins, +0 is above -0. torch's vector code returns either zero.
+for _name in ("maximum", "minimum"):
+    _pair(_name, _name, exact_integers=True)
 _POW_EXPONENT, _POW_BASE = stock("pow.Tensor_Scalar"), stock("pow.Scalar")
 
 
@@ -318,7 +321,13 @@ def _scalar_only(name: str) -> None:
         return scalar_code(original, _as(self, dtype), _as(other, dtype))
 
 
-for _name in ("igamma", "igammac", "fmod.Tensor", "remainder.Tensor"):
+_POLYNOMIALS = ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v",
+                "chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he",
+                "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t",
+                "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
+                "shifted_chebyshev_polynomial_w")  # fmt: skip
+for _name in ("igamma", "igammac", "fmod.Tensor", "remainder.Tensor",
+              *(f"special_{n}" for n in _POLYNOMIALS)):  # fmt: skip
     _scalar_only(_name)
 
 

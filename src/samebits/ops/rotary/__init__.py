@@ -41,12 +41,20 @@ def rotary(
     if d == 0 or d % 2:
         raise ShapeError(f"rotary needs an even last axis, not shape {tuple(x.shape)}")
     for name, factor in (("cos", cos), ("sin", sin)):
-        if not factor.dim() or factor.shape[-1] not in (d, d // 2) or factor.shape[-1] != cos.shape[-1]:
-            raise ShapeError(f"{name} of shape {tuple(factor.shape)} does not fit x {tuple(x.shape)}")
+        if (
+            not factor.dim()
+            or factor.shape[-1] not in (d, d // 2)
+            or factor.shape[-1] != cos.shape[-1]
+        ):
+            raise ShapeError(
+                f"{name} of shape {tuple(factor.shape)} does not fit x {tuple(x.shape)}"
+            )
         try:
-            lead = torch.broadcast_shapes(factor.shape[:-1], x.shape[:-1])
+            lead = torch.broadcast_shapes(factor.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
         except RuntimeError:
             lead = torch.Size()
         if lead != x.shape[:-1]:
-            raise ShapeError(f"{name} of shape {tuple(factor.shape)} does not fit x {tuple(x.shape)}")
+            raise ShapeError(
+                f"{name} of shape {tuple(factor.shape)} does not fit x {tuple(x.shape)}"
+            )
     return engine.rotary(x, cos, sin, interleaved)

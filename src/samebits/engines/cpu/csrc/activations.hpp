@@ -155,6 +155,15 @@ static inline F16 hardswish_backward(F16 g, F16 x) {
   F16 y = mul(g, add(div(x, three), set1(0.5f)));
   return select(le(x, neg(three)), zero(), select(le(three, x), g, y));
 }
+/// IEEE 754-2019 maximum: NaN wins, +0 is above -0.
+static inline F16 maximum(F16 a, F16 b) {
+  F16 y = select(eq(a, b), as_float(and_i(as_int(a), as_int(b))), vmax(a, b));
+  return select(m_or(is_nan(a), is_nan(b)), nan(), y);
+}
+static inline F16 minimum(F16 a, F16 b) {
+  F16 y = select(eq(a, b), as_float(or_i(as_int(a), as_int(b))), vmin(a, b));
+  return select(m_or(is_nan(a), is_nan(b)), nan(), y);
+}
 static inline F16 add_scaled(F16 a, F16 b, float alpha) { return add(a, mul(b, set1(alpha))); }
 
 }  // namespace samebits::SB_ISA

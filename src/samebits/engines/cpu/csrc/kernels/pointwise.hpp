@@ -14,6 +14,7 @@
 // y = name(a, b, p[0], ...)
 #define SB_BINARY_OPS(X)                                                                           \
   X(pow, 0) X(atan2, 0) X(hypot, 0) X(logaddexp, 0) X(logaddexp2, 0) X(xlogy, 0) X(mul, 0) X(glu, 0) \
+  X(maximum, 0) X(minimum, 0)                                                                      \
   X(add_scaled, 1) X(silu_backward, 0) X(gelu_backward, 0) X(gelu_tanh_backward, 0)                \
   X(mish_backward, 0) X(softplus_backward, 2) X(elu_backward, 3) X(elu_backward_result, 3)         \
   X(logit_backward, 1) X(hardtanh_backward, 2) X(shrink_backward, 1) X(hardswish_backward, 0)

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from engines.cpu.pointwise_cases import BINARY, DTYPES, UNARY, all_words, expected, pairs, samples
 
+from engines.cpu.pointwise_cases import BINARY, DTYPES, UNARY, all_words, expected, pairs, samples
 from samebits import bits
 from samebits.contract.functions64 import fma64
 from samebits.engines.cpu import pointwise
@@ -17,7 +17,9 @@ from samebits.errors import DTypeError
 
 
 @cache
-def unary_case(name: str, params: tuple[float, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def unary_case(
+    name: str, params: tuple[float, ...], dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     x = samples(12_000, 5) if dtype is torch.float32 else all_words(dtype)
     if name == "exp2_flush":  # defined up to 127
         x = x[~(x.float() > 127)]
@@ -25,15 +27,15 @@ def unary_case(name: str, params: tuple[float, ...], dtype: torch.dtype) -> tupl
 
 
 @cache
-def binary_case(name: str, params: tuple[float, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def binary_case(
+    name: str, params: tuple[float, ...], dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     a, b = pairs(dtype, 6_000)
     return a, b, expected(name, params, a, b)
 
 
 @pytest.mark.parametrize(("name", "params"), UNARY)
-def test_unary_has_the_bits_of_the_contract(
-    isa: str, name: str, params: tuple[float, ...]
-) -> None:
+def test_unary_has_the_bits_of_the_contract(isa: str, name: str, params: tuple[float, ...]) -> None:
     """Every value of bf16 and fp16, and random and special values of fp32."""
     for dtype in DTYPES:
         x, want = unary_case(name, params, dtype)
@@ -68,9 +70,7 @@ def test_an_element_does_not_know_its_place(isa: str, dtype: torch.dtype) -> Non
         parts = [pointwise.unary(name, x[n * (n - 1) // 2 :][:n], *params) for n in range(1, 41)]
         assert bits.equal(whole[:820], torch.cat(parts))
         square = x[:2500].reshape(50, 50)
-        assert bits.equal(
-            pointwise.unary(name, square.t(), *params).t().reshape(-1), whole[:2500]
-        )
+        assert bits.equal(pointwise.unary(name, square.t(), *params).t().reshape(-1), whole[:2500])
     threads = torch.get_num_threads()
     try:
         results = []
