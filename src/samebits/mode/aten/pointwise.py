@@ -152,9 +152,9 @@ def _pair(name: str, kernel: str, exact_integers: bool = False) -> Fn:
 
     @aten(name)
     def function(self: Any, other: Any) -> Any:
-        if isinstance(self, Tensor) and isinstance(other, Tensor) and self.dtype is other.dtype:
-            if self.dtype in DTYPE_CODE:
-                return binary(kernel, self, other)
+        tensors = isinstance(self, Tensor) and isinstance(other, Tensor)
+        if tensors and self.dtype is other.dtype and self.dtype in DTYPE_CODE:
+            return binary(kernel, self, other)
         dtype = torch.result_type(self, other)
         if dtype in EXACT_DTYPES:
             if exact_integers:

@@ -34,8 +34,8 @@ def rotary(
     """
     if x.dtype not in DTYPE_CODE or not (x.dtype == cos.dtype == sin.dtype) or not x.is_cpu:
         raise DTypeError(
-            f"rotary takes CPU tensors of one dtype of float32, bfloat16 and float16, not {x.dtype}, "
-            f"{cos.dtype} and {sin.dtype}: convert them first"
+            f"rotary takes CPU tensors of one dtype of float32, bfloat16 and float16, not "
+            f"{x.dtype}, {cos.dtype} and {sin.dtype}: convert them first"
         )
     d = x.shape[-1] if x.dim() else 0
     if d == 0 or d % 2:
