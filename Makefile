@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
 BUILD ?= build/dev
 
-.PHONY: demo test install ext lint format types bench clean
+.PHONY: demo test install ext lint format types bench clean isa-check
 
 demo: install
 	$(VENV)/bin/samebits check
@@ -40,6 +40,10 @@ lint:
 
 types:
 	$(PY) -m mypy
+
+# The same kernel bits from every instruction set; AArch64 under qemu where it is installed.
+isa-check:
+	tests/native/run.sh
 
 bench:
 	$(VENV)/bin/samebits bench cpu

@@ -4,7 +4,8 @@ Established by tests/mode/explore_elementwise.py, which compares the bits of eac
 same values in many presentations: contiguous, strided, at an offset, transposed, in pieces of 1 to
 40 elements, one by one, and large enough for threads; in fp32, bf16, fp16 and fp64.
 tests/mode/test_elementwise.py repeats it for the installed torch. An operation that failed in any
-dtype is not here: mode/aten/pointwise.py overrides it.
+dtype is not here: mode/aten/pointwise.py overrides it, or it is refused (the orthogonal polynomials,
+which turn a degree that is no integer into one in several ways).
 """
 
 from __future__ import annotations
@@ -27,6 +28,6 @@ where xlogy
 #: Base names in aten that run on stock kernels.
 SAFE = frozenset(_NAMES.split())
 
-#: What the exploration found that no override covers: `add`, `sub`, `rsub` with an `alpha` that
-#: is not a power of two, in bf16 and fp16 (vector code fuses the product, the scalar tail does not).
+#: Found unsafe but not covered: `add`, `sub`, `rsub` with an `alpha` that is no power of two, in
+#: bf16, fp16 and (for numbers) fp64: vector code fuses the product, the scalar tail does not.
 SCALED_ADD = frozenset({"add", "sub", "rsub"})

@@ -310,25 +310,22 @@ def softshrink_backward(grad_output: Tensor, self: Tensor, lambd: float) -> Any:
 # ---- stock's scalar code: rare functions of which stock's vector code differs --------------------
 
 
-def _scalar_only(name: str) -> None:
+def _scalar_only(name: str, *forms: str) -> None:
     original = stock(name)
 
-    @aten(name)
+    @aten(name, *forms)
     def function(self: Any, other: Any) -> Any:
         dtype = torch.result_type(self, other)
+        a, b = _as(self, dtype), _as(other, dtype)
         if dtype in EXACT_DTYPES or dtype.is_complex:
-            return original.by_dtype(dtype, self, other)
-        return scalar_code(original, _as(self, dtype), _as(other, dtype))
+            return original.by_dtype(dtype, a, b)
+        return scalar_code(original, a, b)
 
 
-_POLYNOMIALS = ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v",
-                "chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he",
-                "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t",
-                "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
-                "shifted_chebyshev_polynomial_w")  # fmt: skip
-for _name in ("igamma", "igammac", "fmod.Tensor", "remainder.Tensor",
-              *(f"special_{n}" for n in _POLYNOMIALS)):  # fmt: skip
-    _scalar_only(_name)
+_scalar_only("igamma")
+_scalar_only("igammac")
+_scalar_only("fmod.Tensor", "fmod.Scalar")
+_scalar_only("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 
 
 def _through_fp32(name: str) -> None:
