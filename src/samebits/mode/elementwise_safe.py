@@ -4,8 +4,8 @@ Established by tests/mode/explore_elementwise.py, which compares the bits of eac
 same values in many presentations: contiguous, strided, at an offset, transposed, in pieces of 1 to
 40 elements, one by one, and large enough for threads; in fp32, bf16, fp16 and fp64.
 tests/mode/test_elementwise.py repeats it for the installed torch. An operation that failed in any
-dtype is not here: mode/aten/pointwise.py overrides it, or it is refused (the orthogonal polynomials,
-which turn a degree that is no integer into one in several ways).
+dtype is not here: mode/aten/pointwise.py overrides it, or it is refused (orthogonal polynomials:
+they turn a degree that is no integer into one in several ways).
 """
 
 from __future__ import annotations
