@@ -355,6 +355,8 @@ def _loss_gradient(name: str, target_form: str, weighted: bool) -> None:
         dtype = self.dtype
         if not dtype.is_floating_point:
             return torch_form.by_dtype(dtype, grad_output, self, target, *rest)
+        if weighted:
+            rest = (*rest, *(None, 1)[len(rest) :])
         weight, reduction, *options = rest if weighted else (None, *rest)
         if reduction == 1:
             grad_output = grad_output / self.numel()

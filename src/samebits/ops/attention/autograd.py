@@ -95,7 +95,7 @@ def attention_backward(
         out, lse: the result and its logsumexp [B, Hq, T], as the engine gave them.
         mask_grad, sinks_grad: whether these are wanted; None is returned otherwise.
     """
-    from samebits.ops.elementwise import exp, tanh
+    from samebits.ops.pointwise import exp, tanh
     from samebits.ops.matmul import matmul
     from samebits.ops.reduce import sum as row_sum
 

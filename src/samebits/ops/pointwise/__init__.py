@@ -16,7 +16,18 @@ import torch
 
 from samebits.engines.cpu.pointwise import binary, gated, unary
 
-__all__ = ["gelu", "gelu_mul", "glu", "power", "sigmoid", "silu", "silu_mul", "softplus", "tanh"]
+__all__ = [
+    "exp",
+    "gelu",
+    "gelu_mul",
+    "glu",
+    "power",
+    "sigmoid",
+    "silu",
+    "silu_mul",
+    "softplus",
+    "tanh",
+]
 
 Tensor = torch.Tensor
 Approximate = Literal["none", "tanh"]
@@ -26,6 +37,11 @@ _EXPONENTS = {
     2.0: "square", 3.0: "cube", 0.5: "square_root", -0.5: "rsqrt", -1.0: "reciprocal",
     -2.0: "inverse_square",
 }  # fmt: skip
+
+
+def exp(x: Tensor) -> Tensor:
+    """``e ** x``."""
+    return unary("exp", x)
 
 
 def silu(x: Tensor) -> Tensor:
