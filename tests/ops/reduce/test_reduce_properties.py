@@ -181,3 +181,25 @@ def test_what_is_not_covered_is_refused() -> None:
         ops.vector_norm(torch.empty(2, 0), float("inf"), 1)
     with pytest.raises(SamebitsError, match="backward"):
         ops.sum(x.requires_grad_())
+
+
+def test_flushing_of_denormals_in_the_caller_does_not_matter() -> None:
+    x = torch.full((64, 3000), 1e-42)
+    ramp = (torch.arange(3000.0) * -0.03).expand(64, 3000).contiguous()
+    calls = [
+        lambda: ops.sum(x, 1),
+        lambda: ops.sum(x, 0),
+        lambda: ops.sum(x),
+        lambda: ops.cumsum(x, 0),
+        lambda: ops.softmax(ramp),
+    ]
+    want = [call() for call in calls]
+    assert want[0][0] > 0
+    torch.set_flush_denormal(True)
+    try:
+        flushed = (x[0] + x[0]).max()
+        got = [call() for call in calls]
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == 0, "torch itself flushes"
+    assert all(bits.equal(a, b) for a, b in zip(got, want, strict=True))
