@@ -109,11 +109,11 @@ def _counts(outcome: Outcome | None) -> str:
 def _key() -> str:
     swatches = [
         ("same", "same bits"),
-        ("d1", "under 0.1 % of elements"),
-        ("d2", "1 %"),
-        ("d3", "10 %"),
-        ("d4", "half"),
-        ("d5", "more"),
+        ("d1", "under 0.1 % of elements differ"),
+        ("d2", "under 1 %"),
+        ("d3", "under 10 %"),
+        ("d4", "under half"),
+        ("d5", "more than half"),
     ]
     items = "".join(
         f'<span><svg width="11" height="11"><rect width="11" height="11" class="{kind}"/></svg>'
@@ -279,7 +279,7 @@ def _text(text: Text) -> str:
         )
     if text.differing_steps:
         verdict = (
-            f"logits differ at {text.differing_steps} of {text.steps} steps, first at step "
+            f"Logits differ at {text.differing_steps} of {text.steps} steps, first at step "
             f"{(text.first_logits or 0) + 1}"
         )
         words = (

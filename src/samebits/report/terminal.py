@@ -16,6 +16,7 @@ from samebits.check.result import Outcome, Report, Speed
 from samebits.report.summary import headline, sentence
 from samebits.report.svg import rate
 
+SIDES = (("stock", "stock PyTorch"), ("switched", "samebits"))
 COLOURS = {0: "green", 1: "red", 2: "yellow"}
 
 
@@ -44,10 +45,13 @@ def show(report: Report, console: Console, files: list[Path]) -> None:
     console.print(escape(sentence(report)), style="dim", highlight=False)
     console.print()
     console.print(_tests(report))
+    console.print()
+    for line in (*_traces(report), *_errors(report)):
+        console.print(line, highlight=False)
     if report.speed:
         console.print()
         console.print(_speed(report.speed))
-    console.print()
+        console.print()
     for line in _texts(report):
         console.print(line, highlight=False)
     for file in files:
@@ -56,23 +60,17 @@ def show(report: Report, console: Console, files: list[Path]) -> None:
 
 def _tests(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("promise", "test", "stock PyTorch", "samebits", "first to differ"):
-        table.add_column(name, overflow="fold")
+    for name in ("promise, test", "stock PyTorch", "samebits"):
+        table.add_column(name, no_wrap=True)
     last = ""
     for test in report.tests:
-        promise = test.promise if test.promise != last else ""
-        last = test.promise
+        if test.promise != last:
+            last = test.promise
+            table.add_row(f"[bold]{last}[/]")
         if test.skipped is not None:
-            table.add_row(promise, test.title, "[dim]does not apply[/]", "[dim]does not apply[/]")
-            continue
-        trace = next(
-            (o.divergence for o in (test.switched, test.stock) if o and o.divergence), None
-        )
-        first = ""
-        if trace is not None:
-            op = (trace.op or "").removesuffix(".default")
-            first = f"[dim]{escape(' in '.join(filter(None, (op, trace.op_module))))}[/]"
-        table.add_row(promise, test.title, _cell(test.stock), _cell(test.switched), first)
+            table.add_row(f"  {test.title}", *["[dim]does not apply[/]"] * 2)
+        else:
+            table.add_row(f"  {test.title}", _cell(test.stock), _cell(test.switched))
     return table
 
 
@@ -82,10 +80,33 @@ def _cell(outcome: Outcome | None) -> str:
     if outcome.verdict == "same":
         return f"[green]✓ same[/] [dim]{len(outcome.cases)} cases[/]"
     if outcome.verdict == "error":
-        return f"[yellow]! {escape((outcome.error or '').splitlines()[0][:90])}[/]"
+        return "[yellow]! could not run[/]"
     bad = sum(case.differing > 0 for case in outcome.cases)
     share = 100 * outcome.worst.differing / outcome.worst.elements
-    return f"[red]✗ differs[/] [dim]{bad} of {len(outcome.cases)}, up to {share:.3g} %[/]"
+    return f"[red]✗ {bad} of {len(outcome.cases)} differ[/] [dim]up to {share:.3g} %[/]"
+
+
+def _traces(report: Report) -> Iterator[str]:
+    """The first operation that differs, for each side, with the tests that it breaks."""
+    for side, name in SIDES:
+        places: dict[str, list[str]] = {}
+        for test in report.tests:
+            outcome: Outcome | None = getattr(test, side)
+            found = outcome.divergence if outcome else None
+            if found is not None:
+                op = (found.op or "").removesuffix(".default")
+                place = " in ".join(filter(None, (op, found.op_module or found.module)))
+                places.setdefault(place or "not found", []).append(test.title)
+        for place, titles in places.items():
+            yield f"first to differ, {name}: [bold]{escape(place)}[/] [dim]({', '.join(titles)})[/]"
+
+
+def _errors(report: Report) -> Iterator[str]:
+    """Each error once."""
+    for side, name in SIDES:
+        outcomes: list[Outcome | None] = [getattr(test, side) for test in report.tests]
+        errors = dict.fromkeys(outcome.error for outcome in outcomes if outcome and outcome.error)
+        yield from (f"[yellow]could not run, {name}:[/] {escape(error)}" for error in errors)
 
 
 def _speed(speeds: tuple[Speed, ...]) -> Table:
@@ -100,7 +121,7 @@ def _speed(speeds: tuple[Speed, ...]) -> Table:
 
 
 def _texts(report: Report) -> Iterator[str]:
-    for side, name in (("stock", "stock PyTorch"), ("switched", "samebits")):
+    for side, name in SIDES:
         texts = [text for text in report.texts if text.side == side]
         if not texts:
             continue
