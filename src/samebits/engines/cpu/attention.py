@@ -13,6 +13,9 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
 _LOG2E = math.log2(math.e)
+_NO_LSE = (0, 0, 0, 0)
+_NO_MASK = (0, 0, 0, 0, 0)
+_attention = _cpu.attention
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,6 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 or x.size(-1) <= 1 else x.contiguous()
 
 
-def scales(scale: float, softcap: float | None) -> tuple[float, float]:
-    """The two factors of an exponent, before they are rounded to fp32 once.
-
-    Without softcap ``x = s * a``; with it ``x = tanh(s * a) * b``.
-    """
-    if softcap is None:
-        return scale * _LOG2E, 0.0
-    return scale / softcap, softcap * _LOG2E
-
-
 def dense(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -80,31 +73,38 @@ def dense(
         The result [B, Hq, Tq, Dv], laid out like [B, Tq, Hq, Dv] in memory when `q` is, and the
         logsumexp [B, Hq, Tq] in fp32 or None.
     """
-    q, k, v = _rows(q), _rows(k), _rows(v)
     batch, heads, q_len, d = q.shape
-    kv_heads, kv_len, dv = k.size(1), k.size(2), v.size(3)
-    if q.stride(1) < q.stride(2):
+    _, kv_heads, kv_len, dv = v.shape
+    qs, ks, vs = q.stride(), k.stride(), v.stride()
+    if not qs[3] == ks[3] == vs[3] == 1:
+        q, k, v = _rows(q), _rows(k), _rows(v)
+        qs, ks, vs = q.stride(), k.stride(), v.stride()
+    if qs[1] < qs[2]:
         out = q.new_empty((batch, q_len, heads, dv)).transpose(1, 2)
+        os = (q_len * heads * dv, dv, heads * dv)
     else:
         out = q.new_empty((batch, heads, q_len, dv))
-    logsum = q.new_empty((batch, heads, q_len), dtype=torch.float32) if lse else None
-    kind, mask_pointer, masked_at = 0, 0, 0.0
-    mask_strides: tuple[int, ...] = (0, 0, 0)
+        os = (heads * q_len * dv, q_len * dv, dv)
+    logsum = None
+    log_part = _NO_LSE
+    if lse:
+        logsum = q.new_empty((batch, heads, q_len), dtype=torch.float32)
+        log_part = (logsum.data_ptr(), heads * q_len, q_len, 1)
+    mask_part: tuple[int, ...] = _NO_MASK
+    masked_at = 0.0
     if mask is not None:
         mask, masked_at = _mask_rows(mask)
         mask = mask.expand(batch, heads, q_len, kv_len)
         kind = 1 if mask.dtype is torch.bool else 2
-        mask_pointer, mask_strides = mask.data_ptr(), mask.stride()[:3]
-    a, b = scales(scale, softcap)
-    _cpu.attention(
+        mask_part = (kind, mask.data_ptr(), *mask.stride()[:3])
+    a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
+    _attention(
         [
             DTYPE_CODE[q.dtype], batch, heads, kv_heads, q_len, kv_len, d, dv,
-            q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3],
-            v.data_ptr(), *v.stride()[:3], out.data_ptr(), *out.stride()[:3],
-            *((0, 0, 0, 0) if logsum is None else (logsum.data_ptr(), *logsum.stride())),
-            causal, window or 0, q_start, _pointer(q_starts),
-            kind, mask_pointer, *mask_strides, _pointer(sinks),
-            0, 0, 0, 0, 0, 0,
+            q.data_ptr(), qs[0], qs[1], qs[2], k.data_ptr(), ks[0], ks[1], ks[2],
+            v.data_ptr(), vs[0], vs[1], vs[2], out.data_ptr(), *os, *log_part,
+            causal, window or 0, q_start, 0 if q_starts is None else q_starts.data_ptr(),
+            *mask_part, 0 if sinks is None else sinks.data_ptr(), 0, 0, 0, 0, 0, 0,
         ],
         a, b, masked_at,
     )  # fmt: skip
@@ -151,8 +151,8 @@ def packed(
         return (x.stride(0) if paged else 0, x.stride(-2), x.stride(-3))
 
     table = sequences.block_table
-    a, b = scales(scale, softcap)
-    _cpu.attention(
+    a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
+    _attention(
         [
             DTYPE_CODE[q.dtype], sequences.count, heads, kv_heads, sequences.q_len, 0, d, dv,
             q.data_ptr(), 0, q.stride(1), q.stride(0), k.data_ptr(), *strides(k),

@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
             enable_gqa=enable_gqa,
         )[0]  # fmt: skip
-    if _plain(query) and _plain(key) and _plain(value):
+    if _plain(query, key, value):
         return attention(
             query, key, value, scale=scale, causal=is_causal, q_start=0, mask=attn_mask,
             enable_gqa=enable_gqa,
@@ -57,16 +57,18 @@ def scaled_dot_product_attention(
     return _traced(query, key, value, attn_mask, is_causal, scale, enable_gqa)[0]
 
 
-def _plain(x: torch.Tensor) -> bool:
-    """Whether `x` holds values here and now: it is not traced, wrapped or watched by a mode."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the tensors hold values here and now: not traced, wrapped or watched by a mode."""
     return (
-        type(x) in _PLAIN
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
     )
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 # ---- an operation of its own, for graphs that are traced and run later ---------------------------

@@ -67,25 +67,20 @@ def attention(
         ShapeError: shapes, offsets or options that do not fit together.
         DTypeError: a dtype, layout or device that is not covered.
     """
-    checks.operand(_OP, "q", q)
-    checks.operand(_OP, "k", k, q)
-    checks.operand(_OP, "v", v, q)
-    if q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
-        raise ShapeError(f"{_OP}: q, k and v need at least the dimensions [T, D]")
+    checks.operands(_OP, q, k, v)
     lead: torch.Size | None = None
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not q.size(0) == k.size(0) == v.size(0):
         q, k, v, mask, lead = _to_four_dims(q, k, v, mask)
     batch, heads, q_len, d = q.shape
-    kv_len = k.size(2)
-    checks.head_dims(_OP, q, k)
-    if v.size(2) != kv_len:
-        raise ShapeError(f"{_OP}: k has {kv_len} keys but v has {v.size(2)}")
-    checks.heads(_OP, heads, k.size(1), v.size(1), enable_gqa)
-    if kv_len > checks.MAX_KEYS:
-        raise ShapeError(f"{_OP}: {kv_len} keys; at most {checks.MAX_KEYS} are supported")
+    _, kv_heads, kv_len, kd = k.shape
+    if kd != d or v.size(2) != kv_len or v.size(1) != kv_heads or kv_len > checks.MAX_KEYS:
+        checks.shapes(_OP, q, k, v)
+    if heads != kv_heads:
+        checks.heads(_OP, heads, kv_heads, enable_gqa)
     if scale is None:
         scale = 1.0 / math.sqrt(d) if d else 1.0
-    checks.options(_OP, window, softcap, scale)
+    if window is not None or softcap is not None or not -math.inf < scale < math.inf:
+        checks.options(_OP, window, softcap, scale)
     if mask is not None:
         checks.mask(_OP, mask, q, (batch, heads, q_len, kv_len))
         if mask.dim() < 4:
@@ -128,6 +123,8 @@ def _to_four_dims(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Size]:
     """q, k, v and the mask as [B, H, T, D], and the leading shape [..., H] of the result."""
     flat = q.dim() == k.dim() == v.dim() == 2
+    if q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+        raise ShapeError(f"{_OP}: q, k and v need at least the dimensions [T, D]")
     q, k, v = (x[None] if x.dim() == 2 else x for x in (q, k, v))
     try:
         lead = torch.broadcast_shapes(  # type: ignore[no-untyped-call]

@@ -17,7 +17,9 @@ from samebits.engines.cpu import attention as engine
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd has to record an operation on `tensors`."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors)  # noqa: SIM103
 
 
 class Attention(torch.autograd.Function):

@@ -40,12 +40,43 @@ def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> 
         )
 
 
-def heads(op: str, q_heads: int, kv_heads: int, v_heads: int, enable_gqa: bool) -> None:
+def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Q, K and V together: `operand` for each, after a short look that most calls pass.
+
+    Raises:
+        DTypeError: as `operand`.
+    """
+    try:
+        if (
+            q.dtype in DTYPE_CODE
+            and q.dtype is k.dtype is v.dtype
+            and q.is_cpu
+            and k.is_cpu
+            and v.is_cpu
+            and q.layout is k.layout is v.layout is torch.strided
+            and not (q.is_nested or k.is_nested or v.is_nested)
+        ):
+            return
+    except AttributeError:
+        pass
+    operand(op, "q", q)
+    operand(op, "k", k, q)
+    operand(op, "v", v, q)
+
+
+def shapes(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Head dims, heads and keys of [..., heads, keys, dim] operands."""
+    head_dims(op, q, k)
+    if k.size(-3) != v.size(-3):
+        raise ShapeError(f"{op}: k has {k.size(-3)} heads but v has {v.size(-3)}")
+    if k.size(-2) != v.size(-2):
+        raise ShapeError(f"{op}: k has {k.size(-2)} keys but v has {v.size(-2)}")
+    if k.size(-2) > MAX_KEYS:
+        raise ShapeError(f"{op}: {k.size(-2)} keys; at most {MAX_KEYS} are supported")
+
+
+def heads(op: str, q_heads: int, kv_heads: int, enable_gqa: bool) -> None:
     """Query heads must be a multiple of KV heads (and equal without `enable_gqa`)."""
-    if kv_heads != v_heads:
-        raise ShapeError(f"{op}: k has {kv_heads} heads but v has {v_heads}")
-    if q_heads == kv_heads:
-        return
     if not enable_gqa:
         raise ShapeError(f"{op}: {q_heads} query and {kv_heads} KV heads need enable_gqa=True")
     if kv_heads == 0 or q_heads % kv_heads:
@@ -53,6 +84,7 @@ def heads(op: str, q_heads: int, kv_heads: int, v_heads: int, enable_gqa: bool) 
 
 
 def head_dims(op: str, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Q and K must have one head dimension."""
     if q.size(-1) != k.size(-1):
         raise ShapeError(f"{op}: head dim of q is {q.size(-1)} but of k is {k.size(-1)}")
 

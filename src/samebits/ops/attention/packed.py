@@ -145,16 +145,17 @@ def _common(
     softcap: float | None,
 ) -> float:
     """What both layouts check alike; the scale to use."""
-    checks.operand(op, "q", q)
-    checks.operand(op, "k", k, q)
-    checks.operand(op, "v", v, q)
+    checks.operands(op, q, k, v)
     if q.dim() != 3 or k.dim() != kv_dims or v.dim() != kv_dims:
         raise ShapeError(
             f"{op}: q needs 3 and k, v {kv_dims} dimensions, not {tuple(q.shape)}, "
             f"{tuple(k.shape)}, {tuple(v.shape)}"
         )
     checks.head_dims(op, q, k)
-    checks.heads(op, q.size(1), k.size(-2), v.size(-2), True)
+    if k.size(-2) != v.size(-2):
+        raise ShapeError(f"{op}: k has {k.size(-2)} heads but v has {v.size(-2)}")
+    if q.size(1) != k.size(-2):
+        checks.heads(op, q.size(1), k.size(-2), True)
     if scale is None:
         scale = 1.0 / math.sqrt(q.size(-1)) if q.size(-1) else 1.0
     checks.options(op, window, softcap, scale)
