@@ -117,7 +117,16 @@ inline const float* rows_of(const KeyView& view, int64_t k0, int64_t n, int64_t 
 /// out[i * ld + j] = row j, element i for the given rows (null rows give 0).
 template <class T>
 inline void transpose_rows(const T* const* rows, int n, int64_t d, float* out, int64_t ld) {
-  for (int64_t i = 0; i < d; i += 16) {
+  int64_t i = 0;
+  if (n == 16) {
+    for (; i + 16 <= d; i += 16) {
+      F16 a[16];
+      for (int j = 0; j < 16; ++j) a[j] = load(rows[j] + i);
+      transpose16(a);
+      for (int j = 0; j < 16; ++j) store_f32(out + (i + j) * ld, a[j]);
+    }
+  }
+  for (; i < d; i += 16) {
     int w = static_cast<int>(least(16, d - i));
     F16 a[16];
     for (int j = 0; j < 16; ++j)
@@ -363,9 +372,9 @@ struct FewScratch {
   FewScratch(float* at, int64_t d) : q(at), kt(at + kFew * d), p(kt + kTile * d) {}
 };
 
-template <int N>
+/// Scores of N rows against 16 V keys of a transposed tile.
+template <int N, int V>
 inline void few_scores(const float* q, const float* kt, int64_t d, float* s) {
-  constexpr int V = kTile / 16;
   F16 a[N][V];
   for (int r = 0; r < N; ++r)
     for (int v = 0; v < V; ++v) a[r][v] = zero();
@@ -379,6 +388,13 @@ inline void few_scores(const float* q, const float* kt, int64_t d, float* s) {
   }
   for (int r = 0; r < N; ++r)
     for (int v = 0; v < V; ++v) store_f32(s + r * kLeaf + 16 * v, a[r][v]);
+}
+
+template <int N>
+inline void few_tile(const float* q, const float* kt, int64_t d, float* s, int64_t width) {
+  if (width > 32) few_scores<N, 4>(q, kt, d, s);
+  else if (width > 16) few_scores<N, 2>(q, kt, d, s);
+  else few_scores<N, 1>(q, kt, d, s);
 }
 
 /// o[r] chains over n keys for N rows and V vectors of d; the first pass sums l as well.
@@ -439,17 +455,23 @@ void few_leaf(const AttentionTask& t, int64_t leaf, float* partial, float* scrat
   }
   const T* base = static_cast<const T*>(t.k.base);
   for (int64_t j = 0; j < longest; j += kTile) {
-    for (int64_t i = 0; i < kTile; i += 16) {
+    const int64_t width = least(kTile, longest - j);
+    for (int64_t i = 0; i < width; i += 16) {
       const T* key[16];
-      int keys = static_cast<int>(least(16, longest - j - i));
+      int keys = static_cast<int>(least(16, width - i));
       for (int c = 0; c < keys; ++c) key[c] = base + t.k.at(k0 + j + i + c);
-      transpose_rows(key, keys < 0 ? 0 : keys, d, b.kt + i, kTile);
+      transpose_rows(key, keys, d, b.kt + i, kTile);
     }
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) few_scores<4>(b.q + r * d, b.kt, d, b.p + r * kLeaf + j);
-    if (rows - r == 3) few_scores<3>(b.q + r * d, b.kt, d, b.p + r * kLeaf + j);
-    if (rows - r == 2) few_scores<2>(b.q + r * d, b.kt, d, b.p + r * kLeaf + j);
-    if (rows - r == 1) few_scores<1>(b.q + r * d, b.kt, d, b.p + r * kLeaf + j);
+    for (int r = 0; r < rows; r += 4) {
+      const float* q = b.q + r * d;
+      float* s = b.p + r * kLeaf + j;
+      switch (rows - r) {
+        case 1: few_tile<1>(q, b.kt, d, s, width); break;
+        case 2: few_tile<2>(q, b.kt, d, s, width); break;
+        case 3: few_tile<3>(q, b.kt, d, s, width); break;
+        default: few_tile<4>(q, b.kt, d, s, width); break;
+      }
+    }
   }
   for (int r = 0; r < rows; ++r) {
     float* p = b.p + r * kLeaf;
