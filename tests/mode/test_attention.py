@@ -68,6 +68,78 @@ def test_decode_equals_prefill() -> None:
             assert bits.equal(step, full[:, :, row])
 
 
+def test_gradients() -> None:
+    """Autograd through the switch is autograd through the op, and close to torch's own."""
+    tensors = qkv()
+    mask = torch.randn(4, 70, 70, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(2, 4, 70, 16, generator=torch.Generator().manual_seed(2))
+
+    def gradients(f, dtype=torch.float32):  # type: ignore[no-untyped-def]
+        leaves = [x.to(dtype).requires_grad_() for x in (*tensors, mask)]
+        out = f(*leaves)
+        return torch.autograd.grad((out * weight.to(dtype)).sum(), leaves)
+
+    def sdpa(q, k, v, m):  # type: ignore[no-untyped-def]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=m)
+
+    want = gradients(lambda q, k, v, m: attention(q, k, v, mask=m))
+    exact = gradients(sdpa, torch.float64)
+    with sb.deterministic():
+        got = gradients(sdpa)
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*leaves, 0.0, True)
+        flash = torch.autograd.grad((out * weight).sum(), leaves)
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+        causal = torch.autograd.grad((out * weight).sum(), leaves)
+    assert all(bits.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert all(torch.allclose(a.double(), b, atol=1e-5) for a, b in zip(got, exact, strict=True))
+    assert all(bits.equal(a, b) for a, b in zip(flash, causal, strict=True))
+
+
+def test_function_transforms() -> None:
+    """torch.func.grad, vmap and torch.compile reach the same kernels."""
+    q, k, v = qkv()
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=TRIANGLE).sum()
+
+    leaf = q.clone().requires_grad_()
+    with sb.deterministic():
+        (want,) = torch.autograd.grad(loss(leaf), leaf)
+        assert bits.equal(torch.func.grad(loss)(q), want)
+        mapped = torch.vmap(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))(q, k, v)
+        assert bits.equal(mapped, F.scaled_dot_product_attention(q, k, v))
+        compiled = torch.compile(loss, fullgraph=True)
+        assert bits.equal(compiled(q), loss(q))
+        (got,) = torch.autograd.grad(compiled(leaf), leaf)
+        assert bits.equal(got, want)
+
+
+def test_modules() -> None:
+    """nn.MultiheadAttention and the encoder layer: a row of the batch is the row alone."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    mha = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    x = torch.randn(5, 40, 32)
+    pad = torch.zeros(5, 40, dtype=torch.bool)
+    pad[:, 37:] = True
+    with sb.deterministic(), torch.no_grad():
+        for weights in (False, True):
+            whole = mha(x, x, x, need_weights=weights, key_padding_mask=pad)[0]
+            for i in range(5):
+                row = slice(i, i + 1)
+                alone = mha(x[row], x[row], x[row], need_weights=weights,
+                            key_padding_mask=pad[row])[0]  # fmt: skip
+                assert bits.equal(alone, whole[row])
+        whole = layer(x, src_key_padding_mask=pad)
+        for i in range(5):
+            row = slice(i, i + 1)
+            assert bits.equal(layer(x[row], src_key_padding_mask=pad[row]), whole[row])
+            short = layer(x[row, :37])
+            assert bits.equal(short, whole[row, :37])
+
+
 def test_refusals() -> None:
     q, k, v = qkv()
     with sb.deterministic():

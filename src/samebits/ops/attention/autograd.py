@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from samebits.engines.cpu import attention as engine
+from samebits.engines.cpu.pointwise import unary
+from samebits.ops.matmul import matmul
+from samebits.ops.reduce import sum as row_sum
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
@@ -97,10 +100,6 @@ def attention_backward(
         out, lse: the result and its logsumexp [B, Hq, T], as the engine gave them.
         mask_grad, sinks_grad: whether these are wanted; None is returned otherwise.
     """
-    from samebits.ops.pointwise import exp, tanh
-    from samebits.ops.matmul import matmul
-    from samebits.ops.reduce import sum as row_sum
-
     batch, heads, q_len, _ = q.shape
     kv_heads, kv_len = k.size(1), k.size(2)
     grouped = (batch, kv_heads, heads // kv_heads * q_len)
@@ -120,11 +119,11 @@ def attention_backward(
     z = per_head(matmul(q32, keys.transpose(-1, -2))) * scale
     capped: torch.Tensor | None = None
     if softcap is not None:
-        capped = tanh(z / softcap)
+        capped = unary("tanh", z / softcap)
         z = capped * softcap
     if mask is not None and mask.dtype is not torch.bool:
         z = z + mask.to(torch.float32)
-    p = torch.where(seen, exp(z - lse[..., None]), 0.0)
+    p = torch.where(seen, unary("exp", z - lse[..., None]), 0.0)
     delta = row_sum(grad.to(torch.float32) * out.to(torch.float32), -1, True)
     dp = per_head(matmul(g32, values.transpose(-1, -2)))
     ds = torch.where(seen, p * (dp - delta), 0.0)
@@ -133,7 +132,7 @@ def attention_backward(
     if mask is not None and mask_grad:
         dmask = _sum_to(ds, mask.shape).to(mask.dtype)
     if sinks is not None and sinks_grad:
-        share = exp(sinks.to(torch.float32)[:, None, None] - lse[..., None])
+        share = unary("exp", sinks.to(torch.float32)[:, None, None] - lse[..., None])
         dsinks = _sum_to(-(share * delta), (1, heads, 1, 1)).reshape(heads).to(sinks.dtype)
     if capped is not None:
         ds = ds * (1.0 - capped * capped)
@@ -169,7 +168,5 @@ def _seen(
 
 def _sum_to(x: torch.Tensor, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
     """`x` summed over the dimensions that `shape` broadcasts."""
-    from samebits.ops.reduce import sum as row_sum
-
     dims = [i for i, n in enumerate(shape) if n == 1 and x.size(i) != 1]
     return row_sum(x, dims, True) if dims else x

