@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from samebits.mode.aten import attention
 from samebits.mode.fallback import Stock
 
 Function = Callable[..., Any]
@@ -37,6 +38,8 @@ def _rms_norm(
 
 
 _SPLIT: dict[str, Function] = {"rms_norm": _rms_norm}
+#: What runs under torch.func, where it is not the split itself.
+_TRANSFORMED: dict[str, Function] = {"scaled_dot_product_attention": attention.whole}
 
 
 def traceable(name: str, schema: Any, fn: Function) -> Function:
@@ -49,6 +52,7 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
     """
     split: Function = _SPLIT.get(name) or Stock(name, "CompositeImplicitAutograd")
     whole = _define(name, schema, fn, split)
+    transformed = _TRANSFORMED.get(name, split)
     parts = name in _DIFFERENTIABLE_PARTS
     modes, transforms = (
         torch._C._len_torch_dispatch_stack,
@@ -59,7 +63,7 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
         if type(args[0]) in _PLAIN and not modes() and not transforms():
             return fn(*args, **kwargs)
         if transforms():
-            return split(*args, **kwargs)
+            return transformed(*args, **kwargs)
         if modes() or _traced(args[0]):
             if parts and torch.is_grad_enabled() and any(map(_wants_gradient, args)):
                 return fn(*args, **kwargs)

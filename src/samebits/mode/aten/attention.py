@@ -16,7 +16,8 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import refuse, stock
 from samebits.mode.registry import aten
-from samebits.ops.attention import attention
+from samebits.ops.attention import attention, to_four_dims
+from samebits.ops.attention import checks
 from samebits.ops.attention.autograd import attention_backward
 
 _DROPOUT = "dropout draws from one generator for the whole batch"
@@ -53,6 +54,32 @@ def scaled_dot_product_attention(
         query, key, value, scale=scale, causal=is_causal, q_start=0, mask=attn_mask,
         enable_gqa=enable_gqa,
     )  # fmt: skip
+
+
+def whole(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The composite as one call of the kernel below it, for the transforms of ``torch.func``.
+
+    torch itself would split other than 4-D operands into products and a softmax: other bits.
+    """
+    lead: torch.Size | None = None
+    if query.dim() != 4 or not query.size(0) == key.size(0) == value.size(0):
+        query, key, value, attn_mask, lead = to_four_dims(query, key, value, attn_mask)
+    if query.size(1) != key.size(1):
+        checks.heads("attention", query.size(1), key.size(1), enable_gqa)
+    out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )[0]
+    return out if lead is None else out.reshape(*lead, *out.shape[-2:])
 
 
 def _scale(scale: float | None, query: torch.Tensor) -> float:

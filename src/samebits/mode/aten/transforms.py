@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from samebits.mode.aten import attention
 from samebits.mode.registry import aten
 
 _BATCHED = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("FuncTorchBatched"))
@@ -46,3 +47,31 @@ def fused_rms_norm(
             ]
             results = tuple(torch.stack(r) for r in zip(*each, strict=True))
     return tuple(_functorch._add_batch_dim(r, 0, level) for r in results)
+
+
+@aten("scaled_dot_product_attention", key="FuncTorchVmapMode")
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    level = _functorch.maybe_current_level()
+    unwrapped = [_unwrap(x, level) for x in (query, key, value, attn_mask)]
+    rank = max(x.dim() - (dim is not None) for x, dim in unwrapped if x is not None)
+    operands: list[torch.Tensor | None] = []
+    for x, dim in unwrapped:
+        if x is not None:  # the batch first, then as many dimensions for all
+            x = x[None] if dim is None else x.movedim(dim, 0)
+            x = x.reshape(x.size(0), *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
+        operands.append(x)
+    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+        out = attention.whole(
+            *operands, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )  # type: ignore[arg-type]
+    return _functorch._add_batch_dim(out, 0, level)

@@ -70,7 +70,7 @@ def attention(
     checks.operands(_OP, q, k, v)
     lead: torch.Size | None = None
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not q.size(0) == k.size(0) == v.size(0):
-        q, k, v, mask, lead = _to_four_dims(q, k, v, mask)
+        q, k, v, mask, lead = to_four_dims(q, k, v, mask)
     batch, heads, q_len, d = q.shape
     _, kv_heads, kv_len, kd = k.shape
     if kd != d or v.size(2) != kv_len or v.size(1) != kv_heads or kv_len > checks.MAX_KEYS:
@@ -118,7 +118,7 @@ def attention(
     return out, lse
 
 
-def _to_four_dims(
+def to_four_dims(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Size]:
     """q, k, v and the mask as [B, H, T, D], and the leading shape [..., H] of the result."""
