@@ -16,8 +16,7 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import refuse, stock
 from samebits.mode.registry import aten
-from samebits.ops.attention import attention, to_four_dims
-from samebits.ops.attention import checks
+from samebits.ops.attention import attention, checks, to_four_dims
 from samebits.ops.attention.autograd import attention_backward
 
 _DROPOUT = "dropout draws from one generator for the whole batch"
@@ -66,7 +65,7 @@ def whole(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """The composite as one call of the kernel below it, for the transforms of ``torch.func``.
 
     torch itself would split other than 4-D operands into products and a softmax: other bits.

@@ -64,14 +64,18 @@ def scaled_dot_product_attention(
     level = _functorch.maybe_current_level()
     unwrapped = [_unwrap(x, level) for x in (query, key, value, attn_mask)]
     rank = max(x.dim() - (dim is not None) for x, dim in unwrapped if x is not None)
-    operands: list[torch.Tensor | None] = []
-    for x, dim in unwrapped:
-        if x is not None:  # the batch first, then as many dimensions for all
-            x = x[None] if dim is None else x.movedim(dim, 0)
-            x = x.reshape(x.size(0), *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
-        operands.append(x)
+    q, k, v, mask = (_batch_first(x, dim, rank) for x, dim in unwrapped)
+    assert q is not None and k is not None and v is not None
     with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
         out = attention.whole(
-            *operands, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )  # type: ignore[arg-type]
+            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     return _functorch._add_batch_dim(out, 0, level)
+
+
+def _batch_first(x: torch.Tensor | None, dim: int | None, rank: int) -> torch.Tensor | None:
+    """`x` with its mapped dimension (or one of size 1) first and `rank` dimensions after it."""
+    if x is None:
+        return None
+    x = x[None] if dim is None else x.movedim(dim, 0)
+    return x.reshape(x.size(0), *(1,) * (rank + 1 - x.dim()), *x.shape[1:])

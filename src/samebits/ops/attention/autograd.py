@@ -22,7 +22,7 @@ def needs_grad(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd has to record an operation on `tensors`."""
     if not torch.is_grad_enabled():
         return False
-    return any(t is not None and t.requires_grad for t in tensors)  # noqa: SIM103
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 class Attention(torch.autograd.Function):
@@ -68,7 +68,7 @@ class Attention(torch.autograd.Function):
 
 
 #: `Attention.apply` with its type: the arguments of `forward` but the context.
-differentiable: Callable[..., tuple[torch.Tensor, torch.Tensor]] = Attention.apply  # type: ignore[assignment]
+differentiable: Callable[..., tuple[torch.Tensor, torch.Tensor]] = Attention.apply
 
 Gradients = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"

@@ -7,8 +7,8 @@ and neighbours cannot matter.
 
 score      s = fma chain over d ascending, from +0, in fp32
 exponent   x = s * a                     a = fp32(scale * log2 e), one multiplication
-           x = tanh(s * a) * b           with softcap: a = fp32(scale / cap), b = fp32(cap * log2 e),
-                                         tanh z = 1 - 2 / (2^min(126, z * fp32(2 log2 e)) + 1)
+           x = tanh(s * a) * b           with softcap: a = fp32(scale / cap),
+                                         b = fp32(cap * log2 e), tanh = `softcap_tanh`
            x = fma(bias, fp32(log2 e), x)   with an additive mask
 leaf       512 consecutive seen keys: m = ceil(max x), NaN ignored;
            p = 2^(x - m) by the polynomial `exp2_flush` (0 below 2^-126), rounded once to V's type;
