@@ -13,6 +13,7 @@ from samebits.check.timing import measure
 
 AREAS: tuple[str, ...] = (
     "cpu_linear",
+    "cpu_attention",
     "cpu_rows",
     "cpu_generation",
     "cpu_overhead",

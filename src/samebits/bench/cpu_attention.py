@@ -17,6 +17,8 @@ _PROMPTS = (128, 512, 2048)
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 #: Elements of K that one case may have; larger ones would only measure memory once more.
 _MOST = 2**24
+#: Scores that one prefill may have.
+_MOST_SCORES = 9 * 2048**2
 
 
 def rows() -> Iterator[Row]:
@@ -30,6 +32,8 @@ def rows() -> Iterator[Row]:
                 yield _row(label, dtype, (batch, heads, kv_heads, d), 1, kv_len, 1.0)
         for batch, heads, kv_heads, d in _PREFILL:
             for length in _PROMPTS:
+                if batch * heads * length**2 > _MOST_SCORES:
+                    continue
                 label = f"{name} prefill B={batch} H={heads}/{kv_heads} D={d} T={length}"
                 yield _row(label, dtype, (batch, heads, kv_heads, d), length, length, 0.8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from samebits.ops.attention import attention, attention_paged, attention_varlen
 from samebits.ops.conv import (
     conv1d,
     conv2d,
@@ -32,6 +33,9 @@ __all__ = [
     "addbmm",
     "addmm",
     "addmv",
+    "attention",
+    "attention_paged",
+    "attention_varlen",
     "baddbmm",
     "batch_norm",
     "bmm",
