@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from samebits.engines.cpu import attention as engine
-from samebits.engines.cpu.pointwise import unary
 from samebits.ops.matmul import matmul
+from samebits.ops.pointwise import exp, tanh
 from samebits.ops.reduce import sum as row_sum
 
 
@@ -119,11 +119,11 @@ def attention_backward(
     z = per_head(matmul(q32, keys.transpose(-1, -2))) * scale
     capped: torch.Tensor | None = None
     if softcap is not None:
-        capped = unary("tanh", z / softcap)
+        capped = tanh(z / softcap)
         z = capped * softcap
     if mask is not None and mask.dtype is not torch.bool:
         z = z + mask.to(torch.float32)
-    p = torch.where(seen, unary("exp", z - lse[..., None]), 0.0)
+    p = torch.where(seen, exp(z - lse[..., None]), 0.0)
     delta = row_sum(grad.to(torch.float32) * out.to(torch.float32), -1, True)
     dp = per_head(matmul(g32, values.transpose(-1, -2)))
     ds = torch.where(seen, p * (dp - delta), 0.0)
@@ -132,7 +132,7 @@ def attention_backward(
     if mask is not None and mask_grad:
         dmask = _sum_to(ds, mask.shape).to(mask.dtype)
     if sinks is not None and sinks_grad:
-        share = unary("exp", sinks.to(torch.float32)[:, None, None] - lse[..., None])
+        share = exp(sinks.to(torch.float32)[:, None, None] - lse[..., None])
         dsinks = _sum_to(-(share * delta), (1, heads, 1, 1)).reshape(heads).to(sinks.dtype)
     if capped is not None:
         ds = ds * (1.0 - capped * capped)
