@@ -101,7 +101,7 @@ GROUPS = (
         _masked_scale _prelu_kernel abs add deg2rad div frac hardshrink hardshrink_backward
         hardtanh hardtanh_backward leaky_relu leaky_relu_backward mul
         native_dropout_backward neg rad2deg reciprocal rsub softshrink softshrink_backward
-        sqrt sub threshold threshold_backward
+        sub threshold threshold_backward
         """,
     ),
     Group(
@@ -116,7 +116,7 @@ GROUPS = (
         igamma igammac lerp lgamma linalg_cross log log10 log1p log2 log_sigmoid_backward
         log_sigmoid_forward logaddexp logaddexp2 logit logit_backward mish mish_backward
         mse_loss_backward mvlgamma polar polygamma pow remainder rrelu_with_noise_backward
-        rsqrt sigmoid sigmoid_backward silu silu_backward sin sinc sinh
+        rsqrt sigmoid sigmoid_backward silu silu_backward sin sinc sinh sqrt
         smooth_l1_loss_backward softplus softplus_backward special_airy_ai special_bessel_j0
         special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
         special_chebyshev_polynomial_u special_chebyshev_polynomial_v

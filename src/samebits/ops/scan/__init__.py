@@ -1,8 +1,9 @@
 """Running sums and products.
 
-One chain per line, ascending from 0 (or 1), in an fp32 accumulator that is never rounded to the
-storage dtype; each stored element is the accumulator rounded once. So a prefix of the result is the
-result of the prefix: ``cumsum(x)[:k] == cumsum(x[:k])``, bit for bit.
+One chain per line, ascending from 0 (or 1), in a binary64 accumulator (as torch's: a running sum of a
+million elements would lose four digits in fp32); each stored element is the accumulator rounded to
+fp32 and then to the result's dtype. So a prefix of the result is the result of the prefix:
+``cumsum(x)[:k] == cumsum(x[:k])``, bit for bit.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 
 #include "kernels/row_tree.hpp"
 #include "math.hpp"
+#include "vec64.hpp"
 
 namespace samebits::SB_ISA {
 namespace {
@@ -305,7 +306,7 @@ void affine_to(const AffineArgs& a, int64_t c0, int64_t c1) {
   }
 }
 
-// ---- running sums and products: one fp32 chain per line, from 0 or 1, rounded only when stored ----
+// ---- running sums and products: one binary64 chain per line, from 0 or 1, rounded when stored ----
 
 template <class T, class O, class J>
 void scan_to(const ScanArgs& a, int64_t u0, int64_t u1) {
@@ -317,12 +318,12 @@ void scan_to(const ScanArgs& a, int64_t u0, int64_t u1) {
       const int64_t c = u % a.inner, at = u / a.inner * length + c;
       const int64_t left = a.inner - c < u1 - u ? a.inner - c : u1 - u;
       const int part = left < 16 ? static_cast<int>(left) : 16;
-      F16 acc = J::start();
+      D16 acc = J::start();
       for (int64_t k = 0; k < a.n; ++k) {
         const int64_t i = at + k * a.inner;
-        acc = J::join(acc, part == 16 ? load(x + i) : load_part(x + i, part));
-        if (part == 16) store(out + i, acc);
-        else store_part(out + i, acc, part);
+        acc = J::join(acc, widen(part == 16 ? load(x + i) : load_part(x + i, part)));
+        if (part == 16) store(out + i, narrow(acc));
+        else store_part(out + i, narrow(acc), part);
       }
       u += part;
     }
@@ -331,27 +332,32 @@ void scan_to(const ScanArgs& a, int64_t u0, int64_t u1) {
   constexpr int kLines = 8;
   int64_t u = u0;
   for (; u + kLines <= u1; u += kLines) {  // independent chains side by side
-    float acc[kLines];
+    double acc[kLines];
     for (int l = 0; l < kLines; ++l) acc[l] = J::start1();
     for (int64_t k = 0; k < a.n; ++k)
       for (int l = 0; l < kLines; ++l) {
         const int64_t i = (u + l) * length + k;
-        store1(out + i, acc[l] = J::join(acc[l], to_float(x[i])));
+        store1(out + i, static_cast<float>(acc[l] = J::join(acc[l], to_float(x[i]))));
       }
   }
   for (; u < u1; ++u) {
-    float acc = J::start1();
-    for (int64_t i = u * length; i < (u + 1) * length; ++i) store1(out + i, acc = J::join(acc, to_float(x[i])));
+    double acc = J::start1();
+    for (int64_t i = u * length; i < (u + 1) * length; ++i)
+      store1(out + i, static_cast<float>(acc = J::join(acc, to_float(x[i]))));
   }
 }
 
-struct RunningSum : Sum {
-  static F16 start() { return zero(); }
-  static float start1() { return 0.0f; }
+struct RunningSum {
+  static D16 start() { return set1_d(0.0); }
+  static double start1() { return 0.0; }
+  static D16 join(D16 a, D16 b) { return add(a, b); }
+  static double join(double a, float b) { return a + static_cast<double>(b); }
 };
-struct RunningProduct : Product {
-  static F16 start() { return set1(1.0f); }
-  static float start1() { return 1.0f; }
+struct RunningProduct {
+  static D16 start() { return set1_d(1.0); }
+  static double start1() { return 1.0; }
+  static D16 join(D16 a, D16 b) { return mul(a, b); }
+  static double join(double a, float b) { return a * static_cast<double>(b); }
 };
 
 template <class T, class O>
