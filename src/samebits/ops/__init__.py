@@ -14,6 +14,16 @@ from samebits.ops.conv import (
 from samebits.ops.linear import linear
 from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
 from samebits.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
+from samebits.ops.pointwise import (
+    gelu,
+    gelu_mul,
+    glu,
+    sigmoid,
+    silu,
+    silu_mul,
+    softplus,
+    tanh,
+)
 from samebits.ops.reduce import (
     logsumexp,
     mean,
@@ -26,6 +36,7 @@ from samebits.ops.reduce import (
     var_mean,
     vector_norm,
 )
+from samebits.ops.rotary import rotary
 from samebits.ops.scan import cumprod, cumsum
 from samebits.ops.softmax import log_softmax, softmax, token_logprob
 
@@ -48,6 +59,9 @@ __all__ = [
     "cumprod",
     "cumsum",
     "dot",
+    "gelu",
+    "gelu_mul",
+    "glu",
     "group_norm",
     "layer_norm",
     "linear",
@@ -60,10 +74,16 @@ __all__ = [
     "nansum",
     "prod",
     "rms_norm",
+    "rotary",
+    "sigmoid",
+    "silu",
+    "silu_mul",
     "softmax",
+    "softplus",
     "std",
     "std_mean",
     "sum",
+    "tanh",
     "token_logprob",
     "var",
     "var_mean",
