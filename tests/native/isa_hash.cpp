@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/attention.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/pointwise.hpp"
@@ -16,6 +17,7 @@ namespace samebits::SB_ISA {
 const ProbeKernels& probe_kernels();
 const PointwiseKernels& pointwise_kernels();
 const GemmKernels& gemm_kernels();
+const AttentionKernels& attention_kernels();
 const ReduceKernels& reduce_kernels();
 const NormKernels& norm_kernels();
 }  // namespace samebits::SB_ISA
@@ -151,6 +153,46 @@ void gemm() {
   }
 }
 
+void attention() {
+  const auto& k = isa::attention_kernels();
+  const int64_t d = 40, keys = 700;
+  for (int dtype = 0; dtype < 3; ++dtype)
+    for (float cap : {0.0f, 8.0f}) {
+      state = 77;
+      std::vector<uint8_t> storage[3];  // q, k, v: fp32, or words of bf16 and fp16 below 4
+      for (auto& bytes : storage) {
+        auto values = tame(keys * d);
+        bytes.resize(values.size() * (dtype ? 2 : 4));
+        for (size_t i = 0; i < values.size(); ++i) {
+          uint32_t u;
+          std::memcpy(&u, &values[i], 4);
+          const uint16_t word = dtype == 1 ? u >> 16 : (u >> 16 & 0x8000u) | (u >> 8 & 0x3fffu);
+          std::memcpy(bytes.data() + i * (dtype ? 2 : 4), dtype ? static_cast<const void*>(&word) : &u, dtype ? 2 : 4);
+        }
+      }
+      const int rows = k.few_rows < 3 ? k.few_rows : 3;
+      std::vector<uint8_t> out(rows * d * 4);
+      AttentionTask t{};
+      t.rows = rows, t.d = d, t.dv = d, t.scale = 0.158f, t.cap = cap;
+      for (int r = 0; r < rows; ++r) {
+        t.q[r] = storage[0].data() + r * d * (dtype ? 2 : 4);
+        t.out[r] = out.data() + r * d * (dtype ? 2 : 4);
+        t.count[r] = keys - 9 * (rows - 1 - r);
+      }
+      t.k = {storage[1].data(), d, nullptr}, t.v = {storage[2].data(), d, nullptr};
+      std::vector<float> scratch(k.block_scratch(d, d) + k.few_scratch(d, d) + 64);
+      k.block(dtype, t, scratch.data());
+      report("attention", cap > 0 ? "softcap" : "plain", dtype, out.data(), out.size());
+      const int64_t leaves = (keys + kLeaf - 1) / kLeaf;
+      std::vector<float> partials(leaves * partial_size(t));
+      for (int64_t leaf = 0; leaf < leaves; ++leaf)
+        k.few(dtype, t, leaf, partials.data() + leaf * partial_size(t), scratch.data());
+      std::memset(out.data(), 0, out.size());
+      k.finish(dtype, t, partials.data());
+      report("attention", cap > 0 ? "softcap by leaf" : "plain by leaf", dtype, out.data(), out.size());
+    }
+}
+
 void rows() {
   const auto& norms = isa::norm_kernels();
   const auto& reduce = isa::reduce_kernels();
@@ -196,5 +238,6 @@ int main() {
   probe();
   pointwise();
   gemm();
+  attention();
   rows();
 }

@@ -8,7 +8,7 @@ csrc=$root/src/samebits/engines/cpu/csrc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 exact="-std=c++20 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-fast-math -I$csrc"
-areas="probe pointwise gemm reduce norm"
+areas="probe pointwise gemm attention reduce norm"
 
 hashes() { # name, runner, compiler, isa, flags...
   local name=$1 runner=$2 compiler=$3 isa=$4
