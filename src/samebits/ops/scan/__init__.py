@@ -1,6 +1,6 @@
 """Running sums and products.
 
-One chain per line, ascending from 0 (or 1), in a binary64 accumulator (as torch's: a running sum of a
+One chain per line, ascending from 0 (or 1), in a binary64 accumulator (a running sum of a
 million elements would lose four digits in fp32); each stored element is the accumulator rounded to
 fp32 and then to the result's dtype. So a prefix of the result is the result of the prefix:
 ``cumsum(x)[:k] == cumsum(x[:k])``, bit for bit.
