@@ -1,4 +1,16 @@
 # Pointers are Tensor.data_ptr(); sizes and strides count elements; dtypes: engines.cpu.DTYPE_CODE.
+from collections.abc import Callable
+from typing import Any
+
+class Counted:
+    """Calls `fn` and counts."""
+
+    __name__: str
+    fn: Callable[..., Any]
+    hits: int
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 def isa() -> str: ...
 def isas() -> list[str]: ...
 def set_isa(name: str) -> bool: ...
