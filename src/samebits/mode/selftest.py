@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from samebits.engines.cpu._cpu import Counted
 from samebits.errors import SwitchError
 from samebits.mode import install
 
@@ -63,7 +64,7 @@ def run() -> None:
         SwitchError: an override is not in force, or a public call does not reach one.
     """
     install.verify()
-    by_name: dict[str, list[install.Counted]] = {}
+    by_name: dict[str, list[Counted]] = {}
     for (name, _), counted in install.overrides().items():
         by_name.setdefault(name, []).append(counted)
     x = torch.eye(4)
