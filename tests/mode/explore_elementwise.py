@@ -250,7 +250,7 @@ def presentations(
         wants.append(whole[begin : begin + size])
         begin += size
     out["sizes 1 to 40"] = (torch.cat(parts), torch.cat(wants))
-    ones = range(0, n, max(1, n // 192))
+    ones = range(0, n, max(1, n // 64))
     out["one by one"] = (
         torch.cat([fn(*(a[i : i + 1] for a in args)) for i in ones]),
         torch.stack([whole[i] for i in ones]),

@@ -50,12 +50,13 @@ def test_operations_left_on_stock_are_safe(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_switch_treats_all_elements_alike(case: Case) -> None:
     scaled = case.name.partition("(")[0] in SCALED_ADD and "(" in case.name
-    dtypes = (torch.float32,) if scaled else DTYPES
+    left = case.name.partition("(")[0] in SAFE  # on stock, or shown safe even there
+    dtypes = DTYPES[: 1 if scaled else 2 if left else 4]
     with samebits.deterministic():
         for dtype in dtypes:
             if not (scaled and case.name.startswith("add(0.3)")):
                 assert not found(case, dtype, (901,)), dtype
-        if case.name.partition("(")[0] not in SAFE:
+        if not left:
             assert not found(case, torch.float32, (33_001,))
 
 
