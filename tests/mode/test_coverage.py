@@ -55,7 +55,7 @@ REFUSED = {
         x[None, None], torch.zeros(1, 2, 2, 2), align_corners=False
     ),
     "interpolate": lambda x: torch.nn.functional.interpolate(
-        x[None, None], scale_factor=2, mode="bicubic"
+        x[None, None, None], scale_factor=2, mode="trilinear"
     ),
     "sparse": lambda x: x.to_sparse() @ x.T,
     "quantize": lambda x: torch.quantize_per_tensor_dynamic(x, torch.qint8, False),

@@ -25,7 +25,6 @@ _UNKNOWN = Group(
     "",
     remedy="Update samebits, or allow it once you know that its bits do not depend on the batch",
 )
-_UNSAFE = Group(Kind.REFUSED, "its stock kernel was not shown to treat all elements alike", "")
 
 
 def base_name(name: str) -> str:
@@ -56,12 +55,10 @@ def classify(name: str, covered: frozenset[str] | set[str]) -> Group:
     """
     if name in covered:
         return _COVERED
-    group = _BY_NAME.get(base_name(name))
+    group = _BY_NAME.get(name) or _BY_NAME.get(base_name(name))
     if group is None:
         explicit = any(has_kernel(name, key) for key in _KERNEL_KEYS)
         return _UNKNOWN if explicit else _COMPOSITE
-    if group.kind is Kind.ELEMENTWISE and base_name(name) not in SAFE:
-        return _UNSAFE
     return group
 
 

@@ -41,17 +41,21 @@ _NAMESPACES = (
 
 
 class Refusal:
-    """Stands in the place of a kernel that no contract covers."""
+    """Stands in the place of a kernel that no contract covers, for all dtypes or for some."""
 
-    __slots__ = ("__name__", "_op", "_reason", "_remedy", "_stock")
+    __slots__ = ("__name__", "_dtypes", "_op", "_reason", "_remedy", "_stock")
 
-    def __init__(self, op: str, key: str, reason: str, remedy: str | None) -> None:
+    def __init__(
+        self, op: str, key: str, reason: str, remedy: str | None, dtypes: tuple[str, ...] = ()
+    ) -> None:
         self.__name__ = f"refused {op}"
         self._op, self._reason, self._remedy = op, reason, remedy
+        self._dtypes = frozenset(getattr(torch, d) for d in dtypes)
         self._stock = Stock(op, key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        refuse(self._op, self._reason, remedy=self._remedy)
+        if not self._dtypes or any(getattr(a, "dtype", None) in self._dtypes for a in args):
+            refuse(self._op, self._reason, remedy=self._remedy)
         return self._stock(*args, **kwargs)
 
 
@@ -93,8 +97,10 @@ def refusals() -> dict[tuple[str, str], Refusal]:
     out: dict[tuple[str, str], Refusal] = {}
     for name in coverage.cpu_schemas():
         group = coverage.classify(name, covered())
-        if group.kind is Kind.REFUSED and _installable(name):
-            out[(f"aten::{name}", "CPU")] = Refusal(f"aten::{name}", "CPU", group.why, group.remedy)
+        if (group.kind is Kind.REFUSED or group.refused_dtypes) and _installable(name):
+            out[(f"aten::{name}", "CPU")] = Refusal(
+                f"aten::{name}", "CPU", group.why, group.remedy, group.refused_dtypes
+            )
     out.update(_other_layouts())
     if torch.version.cuda is not None and torch.cuda.is_available():
         out.update(_cuda())

@@ -17,7 +17,9 @@ class Kind(Enum):
 
     COVERED = "covered"  #: computed by samebits under a contract
     EXACT = "exact"  #: moves data, compares, counts, or rounds once per element (IEEE 754)
-    ELEMENTWISE = "elementwise"  #: stock kernel, shown by tests not to look at neighbours
+    TESTED = (
+        "tested"  #: torch's kernel; tests show that neighbours, layout and threads do not matter
+    )
     COMPOSITE = "composite"  #: made of other operations, each classified on its own
     RANDOM = "random"  #: run-to-run only: values depend on the size and on earlier draws
     REFUSED = "refused"  #: no contract: an error, a warning or an allow-list entry
@@ -32,6 +34,7 @@ class Group:
     why: str
     names: str
     remedy: str | None = None
+    refused_dtypes: tuple[str, ...] = ()
 
 
 GROUPS = (
@@ -49,23 +52,22 @@ GROUPS = (
         _unsafe_index_put _unsafe_masked_index _unsafe_view _upsample_nearest_exact1d
         _upsample_nearest_exact2d _upsample_nearest_exact3d _values_copy alias alias_copy
         arange as_strided as_strided_copy as_strided_scatter block_diag cat channel_shuffle
-        clone complex conj_physical constant_pad_nd copy copy_sparse_to_sparse detach
-        detach_copy diag_embed diagonal diagonal_backward diagonal_copy diagonal_scatter
-        embedding empty empty_like empty_permuted empty_strided expand expand_copy eye
-        fft_fftfreq fft_rfftfreq fill flip from_file full full_like gather im2col index
-        index_copy index_fill index_put index_select lift lift_fresh lift_fresh_copy
-        linspace logspace lu_unpack masked_fill masked_scatter masked_select max_unpool2d
-        max_unpool3d narrow_copy native_channel_shuffle new_empty new_empty_strided new_full
-        new_ones new_zeros nonzero nonzero_static ones ones_like permute permute_copy
-        pixel_shuffle pixel_unshuffle range reflection_pad1d reflection_pad2d
-        reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d
-        replication_pad3d resize resize_as roll rot90 scalar_tensor scatter select
-        select_backward select_copy select_scatter set slice slice_backward slice_copy
-        slice_inverse slice_scatter split split_copy split_with_sizes split_with_sizes_copy
-        squeeze squeeze_copy stack t t_copy take transpose transpose_copy tril tril_indices
-        triu triu_indices unbind unbind_copy unfold unfold_copy unsafe_split
-        unsafe_split_with_sizes unsqueeze unsqueeze_copy upsample_nearest1d
-        upsample_nearest2d upsample_nearest3d view view_as_complex view_as_complex_copy
+        clone conj_physical constant_pad_nd copy copy_sparse_to_sparse detach detach_copy
+        diag_embed diagonal diagonal_backward diagonal_copy diagonal_scatter embedding empty
+        empty_like empty_permuted empty_strided expand expand_copy eye fft_fftfreq
+        fft_rfftfreq fill flip from_file full full_like gather im2col index index_copy
+        index_fill index_put index_select lift lift_fresh lift_fresh_copy linspace logspace
+        lu_unpack masked_fill masked_scatter masked_select max_unpool2d max_unpool3d
+        narrow_copy native_channel_shuffle new_empty new_empty_strided new_full new_ones
+        new_zeros nonzero nonzero_static ones ones_like permute permute_copy pixel_shuffle
+        pixel_unshuffle range reflection_pad1d reflection_pad2d reflection_pad3d repeat
+        repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize
+        resize_as roll rot90 scalar_tensor scatter select select_backward select_copy
+        select_scatter set slice slice_backward slice_copy slice_inverse slice_scatter split
+        split_copy split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack t
+        t_copy take transpose transpose_copy tril tril_indices triu triu_indices unbind
+        unbind_copy unfold unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze
+        unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d view
         view_as_real view_as_real_copy view_copy where zero zeros zeros_like
         """,
     ),
@@ -101,27 +103,22 @@ GROUPS = (
         _masked_scale _prelu_kernel abs add deg2rad div frac hardshrink hardshrink_backward
         hardtanh hardtanh_backward leaky_relu leaky_relu_backward mul
         native_dropout_backward neg rad2deg reciprocal rsub softshrink softshrink_backward
-        sub threshold threshold_backward
+        sqrt sub threshold threshold_backward
         """,
     ),
     Group(
-        Kind.ELEMENTWISE,
-        "the stock kernel rounds several times per element",
+        Kind.TESTED,
+        "each element by itself, with several roundings",
         """
-        _add_relu _compute_linear_combination _prelu_kernel_backward acos acosh addcdiv
-        addcmul addr angle asin asinh atan atan2 atanh binary_cross_entropy_backward cos
-        cosh digamma elu elu_backward erf erfc erfinv exp exp2 expm1 floor_divide fmod gelu
-        gelu_backward glu glu_backward glu_backward_jvp glu_jvp hardsigmoid
-        hardsigmoid_backward hardswish hardswish_backward huber_loss_backward hypot i0
-        igamma igammac lerp lgamma linalg_cross log log10 log1p log2 log_sigmoid_backward
-        log_sigmoid_forward logaddexp logaddexp2 logit logit_backward mish mish_backward
-        mse_loss_backward mvlgamma polar polygamma pow remainder rrelu_with_noise_backward
-        rsqrt sigmoid sigmoid_backward silu silu_backward sin sinc sinh sqrt
-        smooth_l1_loss_backward softplus softplus_backward special_airy_ai special_bessel_j0
-        special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
-        special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-        special_chebyshev_polynomial_w special_entr special_erfcx
-        special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1
+        _prelu_kernel_backward acos acosh addcdiv addcmul addr angle asin asinh atan cos erf
+        erfc erfinv exp expm1 fmod glu glu_backward hardsigmoid hardsigmoid_backward
+        hardswish hardswish_backward huber_loss_backward i0 lerp lgamma linalg_cross log
+        log10 log1p log2 log_sigmoid_backward log_sigmoid_forward mse_loss_backward mvlgamma
+        polygamma remainder sigmoid_backward sin sinc smooth_l1_loss_backward
+        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0
+        special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_entr
+        special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he special_i1
         special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p
         special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
         special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
@@ -131,6 +128,67 @@ GROUPS = (
         special_spherical_bessel_j0 special_xlog1py special_zeta tan tanh tanh_backward
         xlogy
         """,
+    ),
+    Group(
+        Kind.TESTED,
+        "adds the few elements of a window in a fixed order",
+        """
+        _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _upsample_bicubic2d_aa
+        _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa
+        _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward
+        _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
+        adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool3d_backward
+        adaptive_max_pool2d_backward adaptive_max_pool3d_backward avg_pool2d
+        avg_pool2d_backward avg_pool3d avg_pool3d_backward col2im
+        max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+        reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
+        unfold_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_linear1d
+        upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward
+        upsample_nearest3d_backward
+        """,
+    ),
+    Group(
+        Kind.TESTED,
+        "adds the elements of a window in a fixed order, except in float64",
+        """
+        _adaptive_avg_pool2d
+        """,
+        refused_dtypes=("float64",),
+    ),
+    Group(
+        Kind.TESTED,
+        "weighs four neighbours in a fixed order, except in float16",
+        """
+        upsample_bilinear2d upsample_bilinear2d_backward
+        """,
+        refused_dtypes=("float16",),
+    ),
+    Group(
+        Kind.TESTED,
+        "divides and rounds to an integer, except in 16 bits",
+        "div.Tensor_mode div_.Tensor_mode div.out_mode floor_divide",
+        refused_dtypes=("float16", "bfloat16"),
+        remedy="Divide in float32",
+    ),
+    Group(
+        Kind.REFUSED,
+        "torch computes an element in other ways at other places in memory",
+        """
+        _add_relu _compute_linear_combination atan2 atanh binary_cross_entropy_backward cosh
+        digamma elu elu_backward exp2 gelu gelu_backward glu_backward_jvp glu_jvp hypot
+        igamma igammac logaddexp logaddexp2 logit logit_backward mish mish_backward pow
+        rrelu_with_noise_backward rsqrt sigmoid silu silu_backward sinh softplus
+        softplus_backward special_i0e
+        """,
+    ),
+    Group(
+        Kind.REFUSED,
+        "torch multiplies and divides complex numbers in other ways at other places in memory",
+        """
+        complex polar view_as_complex view_as_complex_copy
+        """,
+        remedy="Compute with the real and the imaginary part",
     ),
     Group(
         Kind.COMPOSITE,
@@ -153,7 +211,7 @@ GROUPS = (
         binary_cross_entropy_with_logits blackman_window celu conv_tbc convolution
         convolution_backward dist hamming_window hann_window kaiser_window ldexp linear
         log_softmax logcumsumexp logsumexp masked_scatter_backward mv normal_functional put
-        soft_margin_loss soft_margin_loss_backward softmax unfold_backward
+        soft_margin_loss soft_margin_loss_backward softmax
         """,
     ),
     Group(
@@ -205,26 +263,12 @@ GROUPS = (
         Kind.REFUSED,
         "the order of its scattered additions has no contract here",
         """
-        _embedding_bag _embedding_bag_dense_backward _embedding_bag_forward_only
-        _embedding_bag_per_sample_weights_backward _histogramdd_from_bin_cts
-        _histogramdd_from_bin_tensors _index_put_impl_ _segment_reduce_backward
-        adaptive_max_pool2d_backward adaptive_max_pool3d_backward bincount col2im
-        embedding_dense_backward fractional_max_pool2d_backward
-        fractional_max_pool3d_backward histogram index_add index_reduce
-        max_pool2d_with_indices_backward max_pool3d_with_indices_backward
-        reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
-        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-        scatter_add scatter_reduce segment_reduce
-        """,
-    ),
-    Group(
-        Kind.REFUSED,
-        "its window sums have no contract",
-        """
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
-        _adaptive_avg_pool3d_backward adaptive_avg_pool2d adaptive_avg_pool3d
-        adaptive_avg_pool3d_backward avg_pool2d avg_pool2d_backward avg_pool3d
-        avg_pool3d_backward
+        _adaptive_avg_pool2d_backward _embedding_bag _embedding_bag_dense_backward
+        _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
+        _histogramdd_from_bin_cts _histogramdd_from_bin_tensors _index_put_impl_
+        _segment_reduce_backward bincount embedding_dense_backward
+        fractional_max_pool2d_backward fractional_max_pool3d_backward histogram index_add
+        index_reduce scatter_add scatter_reduce segment_reduce
         """,
     ),
     Group(
@@ -232,14 +276,8 @@ GROUPS = (
         "its interpolation has no contract",
         """
         _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
-        _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa
-        _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa
-        _upsample_lanczos2d_aa_backward _upsample_nearest_exact1d_backward
-        _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
-        grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
-        upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
-        upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward
-        upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+        _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward grid_sampler_2d
+        grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
         upsample_trilinear3d upsample_trilinear3d_backward
         """,
     ),
