@@ -150,14 +150,6 @@ GROUPS = (
     ),
     Group(
         Kind.TESTED,
-        "adds the elements of a window in a fixed order, except in float64",
-        """
-        _adaptive_avg_pool2d
-        """,
-        refused_dtypes=("float64",),
-    ),
-    Group(
-        Kind.TESTED,
         "weighs four neighbours in a fixed order, except in float16",
         """
         upsample_bilinear2d upsample_bilinear2d_backward
@@ -263,12 +255,13 @@ GROUPS = (
         Kind.REFUSED,
         "the order of its scattered additions has no contract here",
         """
-        _adaptive_avg_pool2d_backward _embedding_bag _embedding_bag_dense_backward
-        _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
-        _histogramdd_from_bin_cts _histogramdd_from_bin_tensors _index_put_impl_
-        _segment_reduce_backward bincount embedding_dense_backward
-        fractional_max_pool2d_backward fractional_max_pool3d_backward histogram index_add
-        index_reduce scatter_add scatter_reduce segment_reduce
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _embedding_bag
+        _embedding_bag_dense_backward _embedding_bag_forward_only
+        _embedding_bag_per_sample_weights_backward _histogramdd_from_bin_cts
+        _histogramdd_from_bin_tensors _index_put_impl_ _segment_reduce_backward bincount
+        embedding_dense_backward fractional_max_pool2d_backward
+        fractional_max_pool3d_backward histogram index_add index_reduce scatter_add
+        scatter_reduce segment_reduce
         """,
     ),
     Group(
