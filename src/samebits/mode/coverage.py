@@ -10,7 +10,6 @@ from functools import cache
 
 import torch
 
-from samebits.mode.elementwise_safe import SAFE
 from samebits.mode.table import GROUPS, Group, Kind
 
 #: Composite operations that are refused although all their parts may be covered.
