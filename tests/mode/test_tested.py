@@ -60,12 +60,9 @@ UNARY = """
 """
 BINARY = """
     fmod remainder floor_divide special_xlog1py special_zeta xlogy sigmoid_backward tanh_backward
-    hardswish_backward hardsigmoid_backward special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t
-    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
-    special_shifted_chebyshev_polynomial_w
+    hardswish_backward hardsigmoid_backward 
+    
+    
     add sub mul div rsub copysign nextafter fmax fmin maximum minimum _prelu_kernel
 """
 ELEMENTWISE: dict[str, tuple[int, Function]] = {

@@ -90,41 +90,33 @@ GROUPS = (
         fractional_max_pool3d frexp gcd ge gt hash_tensor heaviside histc is_coalesced
         is_pinned is_same_size is_set_to isin isinf isnan isneginf isposinf kthvalue lcm le
         logical_and logical_not logical_or logical_xor lt max max_pool2d_backward
-        max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode
-        nan_to_num nanmedian ne nextafter relu round searchsorted sgn sign signbit sort
-        sparse_dim sym_constrain_range sym_constrain_range_for_size topk trunc
-        unique_consecutive unique_dim unique_dim_consecutive
+        max_pool2d_with_indices max_pool3d_with_indices median min mode nan_to_num nanmedian
+        ne nextafter relu round searchsorted sgn sign signbit sort sparse_dim
+        sym_constrain_range sym_constrain_range_for_size topk trunc unique_consecutive
+        unique_dim unique_dim_consecutive
         """,
     ),
     Group(
         Kind.EXACT,
         "one IEEE 754 operation per element",
         """
-        _masked_scale _prelu_kernel abs add deg2rad div frac hardshrink hardshrink_backward
-        hardtanh hardtanh_backward leaky_relu leaky_relu_backward mul
-        native_dropout_backward neg rad2deg reciprocal rsub softshrink softshrink_backward
-        sqrt sub threshold threshold_backward
+        _masked_scale _prelu_kernel abs add deg2rad div frac hardshrink hardtanh leaky_relu
+        leaky_relu_backward mul native_dropout_backward neg rad2deg reciprocal rsub sqrt sub
+        threshold threshold_backward
         """,
     ),
     Group(
         Kind.TESTED,
         "each element by itself, with several roundings",
         """
-        _prelu_kernel_backward acos acosh addcdiv addcmul addr angle asin asinh atan cos erf
-        erfc erfinv exp expm1 fmod glu glu_backward hardsigmoid hardsigmoid_backward
-        hardswish hardswish_backward huber_loss_backward i0 lerp lgamma linalg_cross log
-        log10 log1p log2 log_sigmoid_backward log_sigmoid_forward mse_loss_backward mvlgamma
-        polygamma remainder sigmoid_backward sin sinc smooth_l1_loss_backward
-        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0
-        special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
-        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_entr
-        special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he special_i1
-        special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p
-        special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
-        special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
-        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
-        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+        _prelu_kernel_backward acos acosh addcdiv addcmul angle asin asinh atan cos erf erfc
+        erfinv exp expm1 hardsigmoid hardsigmoid_backward hardswish i0 lerp lgamma
+        linalg_cross log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward
+        mse_loss_backward mvlgamma polygamma sigmoid_backward sin sinc special_airy_ai
+        special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr
+        special_erfcx special_i1 special_i1e special_log_ndtr special_modified_bessel_i0
+        special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+        special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
         special_spherical_bessel_j0 special_xlog1py special_zeta tan tanh tanh_backward
         xlogy
         """,
@@ -157,21 +149,22 @@ GROUPS = (
         refused_dtypes=("float16",),
     ),
     Group(
-        Kind.TESTED,
-        "divides and rounds to an integer, except in 16 bits",
-        "div.Tensor_mode div_.Tensor_mode div.out_mode floor_divide",
-        refused_dtypes=("float16", "bfloat16"),
-        remedy="Divide in float32",
-    ),
-    Group(
         Kind.REFUSED,
         "torch computes an element in other ways at other places in memory",
         """
-        _add_relu _compute_linear_combination atan2 atanh binary_cross_entropy_backward cosh
-        digamma elu elu_backward exp2 gelu gelu_backward glu_backward_jvp glu_jvp hypot
-        igamma igammac logaddexp logaddexp2 logit logit_backward mish mish_backward pow
-        rrelu_with_noise_backward rsqrt sigmoid silu silu_backward sinh softplus
-        softplus_backward special_i0e
+        _add_relu _compute_linear_combination addr atan2 atanh binary_cross_entropy_backward
+        cosh digamma elu elu_backward exp2 floor_divide fmod gelu gelu_backward glu
+        glu_backward glu_backward_jvp glu_jvp hardshrink_backward hardswish_backward
+        hardtanh_backward huber_loss_backward hypot igamma igammac logaddexp logaddexp2
+        logit logit_backward maximum minimum mish mish_backward pow remainder
+        rrelu_with_noise_backward rsqrt sigmoid silu silu_backward sinh
+        smooth_l1_loss_backward softplus softplus_backward softshrink softshrink_backward
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+        special_hermite_polynomial_h special_hermite_polynomial_he special_i0e
+        special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
         """,
     ),
     Group(
