@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import samebits as sb
 from samebits.errors import UncoveredError
 from samebits.mode import coverage, install
+from samebits.mode.document import coverage_markdown
 from samebits.mode.table import GROUPS, Kind
 
 
@@ -104,3 +107,9 @@ def sb_warning() -> type[Warning]:
     from samebits.errors import UncoveredWarning
 
     return UncoveredWarning
+
+
+def test_the_document_is_in_step_with_the_table() -> None:
+    path = Path(__file__).parents[2] / "docs" / "coverage.md"
+    message = "run: python scripts/coverage_doc.py"
+    assert path.read_text(encoding="utf-8") == coverage_markdown(), message

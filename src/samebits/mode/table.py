@@ -101,7 +101,7 @@ GROUPS = (
         "one IEEE 754 operation per element",
         """
         _masked_scale _prelu_kernel abs add deg2rad div frac hardshrink hardtanh leaky_relu
-        leaky_relu_backward mul native_dropout_backward neg rad2deg reciprocal rsub sqrt sub
+        leaky_relu_backward mul native_dropout_backward neg rad2deg reciprocal rsub sub
         threshold threshold_backward
         """,
     ),
@@ -164,7 +164,7 @@ GROUPS = (
         special_hermite_polynomial_h special_hermite_polynomial_he special_i0e
         special_laguerre_polynomial_l special_legendre_polynomial_p
         special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w sqrt
         """,
     ),
     Group(

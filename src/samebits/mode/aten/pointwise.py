@@ -52,23 +52,24 @@ def _promoted(original: Stock, spread: bool, fn: Fn, x: Tensor, *rest: Any) -> A
     return original.by_dtype(x.dtype, x, *rest)
 
 
-#: aten name -> fp64 needs `scalar_code`; the engine's kernel has the same name
+#: aten name -> fp64 needs `scalar_code`; the engine's kernel has the same name but for _KERNEL
 _PLAIN = {
     "exp": False, "exp2": True, "expm1": False, "log": False, "log2": False, "log10": False,
     "log1p": False, "sinh": True, "cosh": True, "tanh": False, "asinh": False, "acosh": False,
     "atanh": True, "sin": False, "cos": False, "tan": False, "asin": False, "acos": False,
     "atan": False, "erf": False, "erfc": False, "sigmoid": True, "silu": True, "mish": True,
-    "rsqrt": False,
+    "rsqrt": False, "sqrt": False,
 }  # fmt: skip
+_KERNEL = {"sqrt": "square_root"}  # stock's (MKL's) is not correctly rounded
 
 
 def _plain(name: str, spread: bool) -> None:
-    original = stock(name)
+    original, kernel = stock(name), _KERNEL.get(name, name)
 
     @aten(name)
     def function(self: Tensor) -> Any:
         if self.dtype in DTYPE_CODE:
-            return unary(name, self)
+            return unary(kernel, self)
         return _promoted(original, spread, function, self)
 
 
@@ -355,10 +356,9 @@ def _loss_gradient(name: str, target_form: str, weighted: bool) -> None:
         dtype = self.dtype
         if not dtype.is_floating_point:
             return torch_form.by_dtype(dtype, grad_output, self, target, *rest)
-        # Trailing arguments that have their default values are not passed.
-        weight, reduction, *options = (
-            (*rest, *(None, 1)[len(rest) :]) if weighted else (None, *rest)
-        )
+        if weighted:
+            rest = (*rest, *(None, 1)[len(rest) :])
+        weight, reduction, *options = rest if weighted else (None, *rest)
         if reduction == 1:
             grad_output = grad_output / self.numel()
         tensors = [grad_output, self, target] + ([] if weight is None else [weight])
