@@ -1,0 +1,167 @@
+// What all schedules of the matrix product share: sizes, packing, and the end of an output.
+// Included by gemm.cpp only.
+#pragma once
+#include "kernels/gemm.hpp"
+#include "vec.hpp"
+
+namespace samebits::SB_ISA {
+namespace {
+
+// Register tile: kRows x kCols(rows) accumulators. Columns divide 16.
+#if defined(SB_ISA_avx512)
+constexpr int kRows = 6;
+constexpr int cols_for(int rows) { return rows <= 3 ? 8 : 4; }
+#elif defined(SB_ISA_scalar)
+constexpr int kRows = 2;
+constexpr int cols_for(int) { return 2; }
+#else
+constexpr int kRows = 3;
+constexpr int cols_for(int rows) { return rows == 1 ? 4 : 2; }
+#endif
+constexpr int64_t kChunk = 48;          // steps: a tile of x stays in the first-level cache
+constexpr int64_t kUnitRows = 132;      // accumulators and x of a unit stay in the second level
+constexpr int64_t kCols = 32;            // also the width of the two vectors in across_tile
+constexpr int64_t kUnitFloats = 4 << 20;
+constexpr int64_t kStreamRows = 4;      // up to so many rows, w with contiguous columns is not transposed
+constexpr int64_t kStreamCols = 128;
+// Up to this K, turning w round costs less than folding lanes across a register (measured); less
+// if w has to be transposed for it.
+constexpr int64_t kShort = 768, kShortTransposed = 256;
+
+int64_t min_(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- how a range is cut evenly into parts ----
+struct Cut {
+  int64_t size, parts;
+  int64_t at(int64_t i) const { return size * i / parts; }
+};
+Cut tiles_of(int64_t rows) { return {rows, div_up(rows, kRows)}; }
+
+struct Unit {
+  int64_t batch, row0, rows;
+};
+Unit unit_at(const GemmArgs& g, const GemmPlan& p, int64_t unit) {
+  Cut cut{g.m, p.row_units};
+  int64_t i = unit % p.row_units;
+  return {unit / p.row_units, cut.at(i), cut.at(i + 1) - cut.at(i)};
+}
+
+// ---- packing ----
+struct Place {  // where a row goes: first step, distance between steps
+  float* at;
+  int64_t step;
+};
+
+// Widens rows x [k0, k0 + 16 * steps) to fp32, missing k as +0.
+template <class T>
+void pack_rows(const T* src, int64_t row, int64_t col, int rows, int64_t k0, int64_t k_end, int64_t steps,
+               const Place* to) {
+  if (col == 1) {
+    for (int r = 0; r < rows; ++r) {
+      const T* s = src + r * row + k0;
+      float* d = to[r].at;
+      int64_t full = min_(steps, (k_end - k0) / 16);
+      for (int64_t i = 0; i < full; ++i, d += to[r].step) store_f32(d, load(s + 16 * i));
+      if (full < steps) store_f32(d, load_part(s + 16 * full, static_cast<int>(k_end - k0 - 16 * full)));
+    }
+    return;
+  }
+  for (int64_t i = 0; i < steps; ++i) {
+    int64_t k = k0 + 16 * i;
+    int valid = static_cast<int>(min_(16, k_end - k));
+    F16 v[16];
+    if (row == 1) {
+      for (int j = 0; j < 16; ++j)
+        v[j] = j >= valid ? zero() : rows == 16 ? load(src + (k + j) * col) : load_part(src + (k + j) * col, rows);
+      transpose16(v);
+    } else {
+      for (int r = 0; r < rows; ++r) {
+        float t[16] = {};
+        for (int j = 0; j < valid; ++j) t[j] = to_float(src[r * row + (k + j) * col]);
+        v[r] = load_f32(t);
+      }
+    }
+    for (int r = 0; r < rows; ++r) store_f32(to[r].at + i * to[r].step, v[r]);
+  }
+}
+
+template <class T>
+void pack_x(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
+  Unit u = unit_at(g, p, unit);
+  int64_t s0 = chunk * p.chunk, steps = min_(p.chunk, p.steps - s0);
+  float* base = packed + 16 * s0 * u.rows;
+  Cut tiles = p.stream ? Cut{u.rows, 1} : tiles_of(u.rows);
+  int64_t t = 0;
+  for (int64_t r0 = 0; r0 < u.rows; r0 += 16) {
+    int rows = static_cast<int>(min_(16, u.rows - r0));
+    Place to[16];
+    for (int r = 0; r < rows; ++r) {
+      while (tiles.at(t + 1) <= r0 + r) ++t;
+      int64_t first = tiles.at(t), size = tiles.at(t + 1) - first;
+      to[r] = {base + 16 * (first * steps + (r0 + r - first)), 16 * size};
+    }
+    const T* src = static_cast<const T*>(g.x) + u.batch * g.x_batch + (u.row0 + r0) * g.x_row;
+    pack_rows(src, g.x_row, g.x_col, rows, 16 * s0, g.k, steps, to);
+  }
+}
+
+void pack(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
+  switch (g.in_type) {
+    case DType::f32: return pack_x<float>(g, p, unit, chunk, packed);
+    case DType::bf16: return pack_x<bf16>(g, p, unit, chunk, packed);
+    case DType::f16: return pack_x<f16>(g, p, unit, chunk, packed);
+  }
+}
+
+// ---- the end: fold, alpha, beta * c, one rounding ----
+template <class T>
+F16 load_c(const T* c, int64_t col, int n) {
+  if (col == 1) return n == 16 ? load(c) : load_part(c, n);
+  if (col == 0) return set1(to_float(*c));
+  float t[16] = {};
+  for (int j = 0; j < n; ++j) t[j] = to_float(c[j * col]);
+  return load_f32(t);
+}
+template <class T>
+void store_out(T* out, int64_t col, F16 v, int n) {
+  if (col == 1) {
+    if (n == 16) store(out, v); else store_part(out, v, n);
+    return;
+  }
+  float t[16];
+  store_f32(t, v);
+  for (int j = 0; j < n; ++j) store1(out + j * col, t[j]);
+}
+
+// Columns col .. col + n - 1 of a row, from their folded accumulators.
+void finish(const GemmArgs& g, F16 v, int64_t b, int64_t row, int64_t col, int n) {
+  float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
+  if (alpha != 1.0f) v = mul(set1(alpha), v);
+  if (g.c && beta != 0.0f) {
+    int64_t at = b * g.c_batch + row * g.c_row + col * g.c_col;
+    F16 c = g.c_type == DType::f32    ? load_c(static_cast<const float*>(g.c) + at, g.c_col, n)
+            : g.c_type == DType::bf16 ? load_c(static_cast<const bf16*>(g.c) + at, g.c_col, n)
+                                      : load_c(static_cast<const f16*>(g.c) + at, g.c_col, n);
+    if (beta != 1.0f) c = mul(set1(beta), c);
+    v = add(v, c);
+  }
+  int64_t at = b * g.out_batch + row * g.out_row + col * g.out_col;
+  switch (g.out_type) {
+    case DType::f32: store_out(static_cast<float*>(g.out) + at, g.out_col, v, n); break;
+    case DType::bf16: store_out(static_cast<bf16*>(g.out) + at, g.out_col, v, n); break;
+    case DType::f16: store_out(static_cast<f16*>(g.out) + at, g.out_col, v, n); break;
+  }
+}
+
+void finish_row(const GemmArgs& g, const float* acc, int64_t b, int64_t row, int64_t n0, int64_t cols) {
+  for (int64_t j = 0; j < cols; j += 16) {
+    F16 a[16];
+    for (int i = 0; i < 16; ++i) a[i] = load_f32(acc + 16 * (j + i));
+    finish(g, fold16(a), b, row, n0 + j, static_cast<int>(min_(16, cols - j)));
+  }
+}
+
+}  // namespace
+}  // namespace samebits::SB_ISA
