@@ -64,8 +64,11 @@ class Exact(nn.Module):
     def fork(self, cache: Cache) -> Cache:
         return copy.deepcopy(cache)
 
-    def prompts(self) -> list[Tensor]:
-        return [torch.tensor([1, 2, 3]), torch.tensor([4, 5]), torch.tensor([6])]
+    def prompts(self) -> list[tuple[str, Tensor]]:
+        return [(self.text(ids), ids) for ids in map(torch.tensor, ([1, 2, 3], [4, 5], [6]))]
+
+    def end(self, ids: Tensor) -> int:
+        return 7
 
     def text(self, ids: Tensor) -> str:
         return "".join(chr(97 + i % 26) for i in ids.tolist())
@@ -119,7 +122,8 @@ def test_text_alone_and_in_company_is_shown_with_its_first_step_that_differs() -
     stock = [text for text in report.texts if text.side == "stock"]
     assert [text.prompt for text in stock] == ["bcd", "ef", "g"]
     assert all(text.company == 2 and text.first_logits == 0 for text in stock)
-    assert all(text.differing_steps == text.steps for text in stock)
+    assert all(text.differing_steps == text.steps == 7 for text in stock)
+    assert all(len(text.alone) == len(text.together) == 7 for text in stock)
     assert {speed.label for speed in report.speed} == {
         "prefill, batch 1", "prefill, batch 8", "generate, batch 1", "generate, batch 8"
     }  # fmt: skip

@@ -46,9 +46,13 @@ class TinyDecoder:
         logits: torch.Tensor = self.module(ids, cache, attention_mask=mask)
         return logits
 
-    def prompts(self) -> list[torch.Tensor]:
+    def prompts(self) -> list[tuple[str, torch.Tensor]]:
         """Lines that the model can go on from."""
-        return [torch.tensor(list(prompt.encode())) for prompt in TINY_PROMPTS]
+        return [(prompt, torch.tensor(list(prompt.encode()))) for prompt in TINY_PROMPTS]
+
+    def end(self, ids: torch.Tensor) -> int:
+        """Bytes have no end of text."""
+        return len(ids)
 
     def text(self, ids: torch.Tensor) -> str:
         """Bytes as text."""
@@ -82,7 +86,7 @@ class HuggingFaceDecoder:
         model: Any,
         name: str | None = None,
         tokenizer: Any = None,
-        prompts: Sequence[torch.Tensor] = (),
+        prompts: Sequence[tuple[str, torch.Tensor]] = (),
     ) -> None:
         self.module = model
         self.name = name or type(model).__name__
@@ -114,15 +118,23 @@ class HuggingFaceDecoder:
         logits: torch.Tensor = output.logits
         return logits
 
-    def prompts(self) -> list[torch.Tensor]:
+    def prompts(self) -> list[tuple[str, torch.Tensor]]:
         """The given prompts."""
         return list(self._prompts)
+
+    def end(self, ids: torch.Tensor) -> int:
+        """Up to the first token that ends a text."""
+        ends = getattr(self.module.generation_config, "eos_token_id", None)
+        if ends is None:
+            return len(ids)
+        hits = torch.isin(ids, torch.tensor(ends)).nonzero()
+        return int(hits[0]) + 1 if len(hits) else len(ids)
 
     def text(self, ids: torch.Tensor) -> str:
         """The tokenizer's text, or the numbers where there is no tokenizer."""
         if self._tokenizer is None:
             return " ".join(map(str, ids.tolist()))
-        text: str = self._tokenizer.decode(ids.tolist())
+        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
         return text
 
     def new_cache(self, batch: int, capacity: int) -> HuggingFaceCache:

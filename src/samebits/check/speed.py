@@ -95,9 +95,12 @@ def texts_of(subject: Subject, switch: Switch) -> Iterator[Text]:
     if not isinstance(subject, DecoderSubject):
         return
     decoder = subject.decoder
-    prompts = decoder.prompts() or [subject.request(row)[:12] for row in range(8)]
+    prompts = decoder.prompts()
+    if not prompts:
+        some = [subject.request(row)[:12] for row in range(8)]
+        prompts = [(decoder.text(ids), ids) for ids in some]
     large = subject.parameters > LARGE_PARAMETERS
-    steps, shown = (40, 2) if large else (120, 4)
+    steps, shown = (48, 3) if large else (120, 4)
     for side, manager in (("stock", stock), ("switched", switch)):
         with manager():
             for chosen in range(min(shown, len(prompts))):
@@ -105,24 +108,32 @@ def texts_of(subject: Subject, switch: Switch) -> Iterator[Text]:
 
 
 def _text(
-    decoder: Decoder, side: str, prompts: Sequence[torch.Tensor], chosen: int, steps: int
+    decoder: Decoder,
+    side: str,
+    prompts: Sequence[tuple[str, torch.Tensor]],
+    chosen: int,
+    most: int,
 ) -> Text:
-    mine = prompts[chosen]
-    others = [prompt for i, prompt in enumerate(prompts) if i != chosen]
-    alone, alone_logits = generate(decoder, [mine], steps)
-    together, together_logits = generate(decoder, [mine, *others], steps)
+    label, mine = prompts[chosen]
+    others = [ids for i, (_, ids) in enumerate(prompts) if i != chosen]
+    alone, alone_logits = generate(decoder, [mine], most)
+    together, together_logits = generate(decoder, [mine, *others], most)
+    ends = decoder.end(alone[0]), decoder.end(together[0])
+    steps = max(ends)
     parted = [
         step
-        for step, (a, b) in enumerate(zip(alone_logits, together_logits, strict=True))
+        for step, (a, b) in enumerate(
+            zip(alone_logits[:steps], together_logits[:steps], strict=True)
+        )
         if not bits.equal(a, b)
     ]
-    tokens = (alone[0] != together[0]).nonzero().flatten().tolist()
+    tokens = (alone[0, :steps] != together[0, :steps]).nonzero().flatten().tolist()
     return Text(
         side=side,
-        prompt=decoder.text(mine),
+        prompt=label,
         company=len(others),
-        alone=decoder.text(alone[0]),
-        together=decoder.text(together[0]),
+        alone=decoder.text(alone[0, : ends[0]]),
+        together=decoder.text(together[0, : ends[1]]),
         steps=steps,
         differing_steps=len(parted),
         first_logits=parted[0] if parted else None,

@@ -17,9 +17,9 @@ from samebits.check.tokens import EncoderSubject
 from samebits.errors import SettingError
 
 QUESTIONS = (
-    "What is the capital of France?",
-    "Explain in two sentences why the sky is blue.",
     "Write a short poem about the sea.",
+    "Explain in two sentences why the sky is blue.",
+    "What is the capital of France?",
     "List three uses of copper.",
     "How do vaccines work?",
     "Name a famous painter and one of their works.",
@@ -79,7 +79,8 @@ def _smollm2() -> Subject:
 
     loaded = hub.smollm2()
     requests = [torch.tensor(hub.ask(loaded.tokenizer, question)) for question in QUESTIONS]
-    decoder = HuggingFaceDecoder(loaded.model, "smollm2", loaded.tokenizer, requests)
+    prompts = [(f"{question}\n", ids) for question, ids in zip(QUESTIONS, requests, strict=True)]
+    decoder = HuggingFaceDecoder(loaded.model, "smollm2", loaded.tokenizer, prompts)
     return subject_of(decoder, requests)
 
 

@@ -57,8 +57,11 @@ class Decoder(Protocol):
         count the real tokens of a row.
         """
 
-    def prompts(self) -> list[torch.Tensor]:
-        """Texts to continue, as ids [T]; may be empty."""
+    def prompts(self) -> list[tuple[str, torch.Tensor]]:
+        """Texts to continue, each as it is shown and as ids [T]; may be empty."""
+
+    def end(self, ids: torch.Tensor) -> int:
+        """How many of the generated ids [T] count: up to the model's own end of text."""
 
     def text(self, ids: torch.Tensor) -> str:
         """Ids [T] as text for people."""

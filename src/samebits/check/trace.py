@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samebits import bits
 from samebits.check.compare import Bits, Difference, difference
 from samebits.check.result import Divergence, Layer
 
@@ -67,15 +68,25 @@ class Event:
 
     module: str
     name: str
-    shapes: tuple[str, ...]
     axis: int
     pieces: list[torch.Tensor] = field(default_factory=list)
+    shapes: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add(self, piece: torch.Tensor, axis: int) -> None:
+    def shapes_at(self, token: int) -> tuple[str, ...]:
+        """Argument shapes of the call that the given token belongs to."""
+        for piece, shapes in zip(self.pieces, self.shapes, strict=True):
+            length = piece.shape[self.axis] if self.axis >= 0 else token + 1
+            if token < length:
+                return shapes
+            token -= length
+        return self.shapes[-1]
+
+    def add(self, piece: torch.Tensor, axis: int, shapes: tuple[str, ...]) -> None:
         """Appends the piece of a further call; pieces that do not join up make it worthless."""
         if axis != self.axis or (self.pieces and piece.dim() != self.pieces[0].dim()):
             self.axis = -2
         self.pieces.append(piece)
+        self.shapes.append(shapes)
 
     def value(self) -> torch.Tensor | None:
         """The pieces joined along the token axis; None when that cannot be done."""
@@ -203,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if part is None:
                 return
             cut, axis = part
-            into.setdefault(key, Event(*key[:2], shapes, axis)).add(cut.clone(), axis)
+            into.setdefault(key, Event(*key[:2], axis)).add(cut.clone(), axis, shapes)
         finally:
             self._within = False
 
@@ -260,14 +271,23 @@ def first_divergence(
         module=next((layer.name for layer in layers if layer.differing), None),
         op=found[0].name if found else None,
         op_module=found[0].module if found else None,
-        reference_shapes=found[0].shapes if found else (),
-        shapes=found[1].shapes if found else (),
+        reference_shapes=found[0].shapes_at(_first_token(*found[:2])) if found else (),
+        shapes=found[1].shapes_at(_first_token(*found[:2])) if found else (),
         differing=found[2].differing if found else 0,
         elements=found[2].elements if found else 0,
         max_ulp=found[2].max_ulp if found else 0,
         layers=layers,
         faithful=same,
     )
+
+
+def _first_token(a: Event, b: Event) -> int:
+    """The first token at which two events differ; 0 without tokens."""
+    x, y = a.value(), b.value()
+    if x is None or y is None or a.axis < 0:
+        return 0
+    differs = (bits.view(x) != bits.view(y)).movedim(a.axis, 0)
+    return int(differs.reshape(len(differs), -1).any(1).nonzero()[0])
 
 
 def _compare(a: Event, b: Event) -> Difference | None:
