@@ -8,9 +8,9 @@ from samebits.mode.table import GROUPS, Group, Kind
 
 _HEAD = """# What the switch covers
 
-Written by `scripts/coverage_doc.py` from `src/samebits/mode/table.py` and the registered overrides; a
-test keeps it in step. Names are aten operations without overload; `.out` and in-place forms go with
-them. `samebits.status()` counts the schemas of the installed torch; `samebits env` prints it.
+Written by `scripts/coverage_doc.py` from `src/samebits/mode/table.py` and the registered overrides;
+a test keeps it in step. Names are aten operations without overload; `.out` and in-place forms go
+with them. `samebits.status()` counts the schemas of the installed torch; `samebits env` prints it.
 
 - **Covered**: computed by samebits under a contract. float32, bfloat16 and float16 where a sum or a
   function is rounded; integers and bool go to torch's kernels, which are exact; float64 and complex
@@ -18,10 +18,10 @@ them. `samebits.status()` counts the schemas of the installed torch; `samebits e
 - **Exact**: torch's kernel; it moves data, compares, counts, or rounds once per element.
 - **Tested**: torch's kernel; tests show that neighbours, layout and threads do not matter.
 - **Composite**: made of other operations, each of which is in this list.
-- **Random**: run-to-run deterministic for a given seed. A value depends on the size of the tensor and
-  on what was drawn before, so it is not batch-invariant: draw once and reuse.
-- **Refused**: `UncoveredError` (`policy="refuse"`), a warning (`"warn"`) or silence (`"allow"`, or an
-  entry of `allow=`).
+- **Random**: run-to-run deterministic for a given seed. A value depends on the size of the tensor
+  and on what was drawn before, so it is not batch-invariant: draw once and reuse.
+- **Refused**: `UncoveredError` (`policy="refuse"`), a warning (`"warn"`) or silence (`"allow"`, or
+  an entry of `allow=`).
 
 Also refused: sparse, quantised, oneDNN and nested tensors (all arithmetic), CUDA tensors in covered
 and refused operations, quantised and prepacked modules, `torch.compile` with compilers other than
