@@ -60,9 +60,7 @@ UNARY = """
 """
 BINARY = """
     fmod remainder floor_divide special_xlog1py special_zeta xlogy sigmoid_backward tanh_backward
-    hardswish_backward hardsigmoid_backward 
-    
-    
+    hardswish_backward hardsigmoid_backward
     add sub mul div rsub copysign nextafter fmax fmin maximum minimum _prelu_kernel
 """
 ELEMENTWISE: dict[str, tuple[int, Function]] = {
