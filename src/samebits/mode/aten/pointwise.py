@@ -337,7 +337,8 @@ def _through_fp32(name: str) -> None:
     def function(*args: Any, **kwargs: Any) -> Any:
         dtype = args[0].dtype if len(args) == 1 else torch.result_type(*args)
         if dtype not in (torch.bfloat16, torch.float16):
-            return original(*args, **kwargs)
+            # A Python number arrives as itself, which the kernel does not take.
+            return original(*(_as(a, dtype) for a in args), **kwargs)
         return original(*(_as(a, torch.float32) for a in args), **kwargs).to(dtype)
 
 
