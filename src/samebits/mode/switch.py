@@ -7,6 +7,7 @@ top one, for all threads; of two threads with blocks of different settings the l
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -165,3 +166,17 @@ def _turn_off() -> None:
     _process.flags.restore()
     fallback.set_policy(Policy())
     _process.on = False
+
+
+def _in_forked_child() -> None:
+    """A child has neither the threads of its parent's pool, for which torch would wait for ever,
+    nor the thread that may have held the lock. On one thread its bits are the same.
+    """
+    global _lock
+    _lock = threading.RLock()
+    if _process.on:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
