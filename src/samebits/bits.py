@@ -14,7 +14,7 @@ _INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def view(x: torch.Tensor) -> torch.Tensor:
     """The integer view of `x` (same shape; complex numbers give a trailing axis of 2)."""
     if x.is_complex():
-        x = torch.view_as_real(x)
+        x = torch.view_as_real(x.resolve_conj())
     if x.dtype is torch.bool or not x.dtype.is_floating_point:
         return x
     return x.detach().contiguous().view(_INT_OF_SIZE[x.element_size()])

@@ -164,7 +164,7 @@ def put_(
 
 @aten("bincount")
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
-    if weights is None:
+    if weights is None or self.numel() == 0:  # of nothing, torch counts in integers
         return _STOCK_BINCOUNT(self, None, minlength)
     return scatter.bincount(self, weights, minlength)
 
