@@ -21,19 +21,22 @@ Function = Callable[..., Any]
 
 
 class Schemas:
-    """All schemas of aten, by base name and overload."""
+    """The schemas of aten, looked up by base name."""
 
     def __init__(self) -> None:
-        self.by_base: dict[str, dict[str, Any]] = {}
-        for schema in torch._C._jit_get_all_schemas():
-            if schema.name.startswith("aten::"):
-                overloads = self.by_base.setdefault(schema.name[6:], {})
-                overloads[schema.overload_name] = schema
+        self._overloads: dict[str, dict[str, Any]] = {}
+
+    def overloads(self, base: str) -> dict[str, Any]:
+        """Schemas of ``base`` by overload name; empty where this torch lacks it."""
+        if base not in self._overloads:
+            found = torch._C._jit_get_schemas_for_operator(f"aten::{base}")
+            self._overloads[base] = {schema.overload_name: schema for schema in found}
+        return self._overloads[base]
 
     def get(self, name: str) -> Any:
         """The schema of ``name`` (without ``aten::``), or None where this torch lacks it."""
         base, _, overload = name.partition(".")
-        return self.by_base.get(base, {}).get(overload)
+        return self.overloads(base).get(overload)
 
     def derived(self, name: str) -> Iterator[tuple[str, Any]]:
         """Names and schemas of the ``out`` and in-place forms of a functional schema."""
@@ -43,7 +46,7 @@ class Schemas:
         base = name.partition(".")[0]
         inputs = [_signature(a) for a in schema.arguments]
         for target in (base, base + "_"):
-            for overload, other in self.by_base.get(target, {}).items():
+            for overload, other in self.overloads(target).items():
                 full = f"{target}.{overload}" if overload else target
                 if full == name or not any(_written(a) for a in other.arguments):
                     continue

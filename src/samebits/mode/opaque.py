@@ -13,6 +13,7 @@ Where those would give other bits (RMSNorm), it is handed to the operation that 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Overrides that call aten operations alone once a gradient is wanted: tracers may look into them.
 _DIFFERENTIABLE_PARTS = frozenset({"layer_norm", "linear", "rms_norm"})
 _library: Any = torch.library.Library("samebits", "FRAGMENT")  # type: ignore[no-untyped-call]
+_defined: dict[str, Function] = {}
+_lock = threading.Lock()
 _INCLUDED = torch._C._dispatch_tls_local_include_set()
 _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 
@@ -51,7 +54,6 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
         fn: the override: tensors in, a differentiable tensor out.
     """
     split: Function = _SPLIT.get(name) or Stock(name, "CompositeImplicitAutograd")
-    whole = _define(name, schema, fn, split)
     transformed = _TRANSFORMED.get(name, split)
     parts = name in _DIFFERENTIABLE_PARTS
     modes, transforms = (
@@ -67,10 +69,18 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
         if modes() or _traced(args[0]):
             if parts and torch.is_grad_enabled() and any(map(_wants_gradient, args)):
                 return fn(*args, **kwargs)
-            return whole(*args, **kwargs)
+            return _whole(name, schema, fn, split)(*args, **kwargs)
         return fn(*args, **kwargs)
 
     return override
+
+
+def _whole(name: str, schema: Any, fn: Function, split: Function) -> Function:
+    # Defined when the first tracer comes: it would be most of the time that enabling takes.
+    with _lock:
+        if name not in _defined:
+            _defined[name] = _define(name, schema, fn, split)
+    return _defined[name]
 
 
 def _traced(x: torch.Tensor) -> bool:
