@@ -43,9 +43,11 @@ def test_imports_point_downward() -> None:
         if home == "__init__":
             continue
         assert home in LEVEL, f"{path} belongs to no layer"
-        for name in imports(path):
-            if name in LEVEL and LEVEL[name] < LEVEL[home]:
-                wrong.append(f"{path.relative_to(ROOT)} imports samebits.{name}")
+        wrong += [
+            f"{path.relative_to(ROOT)} imports samebits.{name}"
+            for name in imports(path)
+            if name in LEVEL and LEVEL[name] < LEVEL[home]
+        ]
     assert not wrong, wrong
 
 

@@ -102,8 +102,8 @@ UNARY = [
     *[Case(f"pow({e})", lambda x, e=e: aten.pow(x, e))
       for e in (2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 0.3, 2.7, 5)],
     Case("pow(2.5,x)", lambda x: aten.pow(2.5, x)),
-    Case("add(0.3)", lambda x: aten.add(x, 0.3, alpha=0.7)),
-    Case("rsub(0.3)", lambda x: aten.rsub(x, 0.3, alpha=0.7)),
+    Case("add(0.3)", lambda x: torch.add(x, 0.3, alpha=0.7)),
+    Case("rsub(0.3)", lambda x: torch.rsub(x, 0.3, alpha=0.7)),
     Case("mul(0.3)", lambda x: aten.mul(x, 0.3)),
     Case("div(0.3)", lambda x: aten.div(x, 0.3)),
     Case("div(0.3,floor)", lambda x: aten.div(x, 0.3, rounding_mode="floor")),
@@ -121,9 +121,9 @@ BINARY = [
         floor_divide"""
     ),
     *[Case(f"special_{n}", getattr(aten, f"special_{n}"), 2) for n in _SPECIAL_2],
-    Case("add(alpha)", lambda a, b: aten.add(a, b, alpha=0.7), 2),
-    Case("sub(alpha)", lambda a, b: aten.sub(a, b, alpha=0.7), 2),
-    Case("rsub(alpha)", lambda a, b: aten.rsub(a, b, alpha=0.7), 2),
+    Case("add(alpha)", lambda a, b: torch.add(a, b, alpha=0.7), 2),
+    Case("sub(alpha)", lambda a, b: torch.sub(a, b, alpha=0.7), 2),
+    Case("rsub(alpha)", lambda a, b: torch.rsub(a, b, alpha=0.7), 2),
     Case("div(floor)", lambda a, b: aten.div(a, b, rounding_mode="floor"), 2),
     Case("div(trunc)", lambda a, b: aten.div(a, b, rounding_mode="trunc"), 2),
     Case("lerp(0.3)", lambda a, b: aten.lerp(a, b, 0.3), 2),

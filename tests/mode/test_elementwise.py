@@ -14,9 +14,6 @@ from samebits.mode.table import GROUPS, Kind
 
 #: What the switch leaves to torch's own kernels.
 SAFE = {n for g in GROUPS if g.kind in (Kind.EXACT, Kind.TESTED) for n in g.names.split()}
-#: The one exception: an `alpha` that is not a power of two, in bf16 and fp16 (vector code fuses the
-#: product, the scalar tail does not).
-SCALED_ADD = {"add", "sub", "rsub"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: torch's own kernels are known to fail here (fp32, dense against strided).
 STOCK_FAILS = ("silu", "gelu", "mish", "softplus", "sigmoid", "elu", "exp2", "pow(2.7)", "atan2",
@@ -54,13 +51,11 @@ def test_operations_left_on_stock_are_safe(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_switch_treats_all_elements_alike(case: Case) -> None:
-    scaled = case.name.partition("(")[0] in SCALED_ADD and "(" in case.name
     left = case.name.partition("(")[0] in SAFE  # on stock, or shown safe even there
-    dtypes = DTYPES[: 1 if scaled else 2 if left else 4]
+    dtypes = DTYPES[: 2 if left and "alpha" not in case.name else 4]
     with samebits.deterministic():
         for dtype in dtypes:
-            if not (scaled and case.name.startswith("add(0.3)")):
-                assert not found(case, dtype, (901,)), dtype
+            assert not found(case, dtype, (901,)), dtype
         if not left:
             assert not found(case, torch.float32, (33_001,))
 
@@ -141,3 +136,32 @@ def test_losses_have_gradients_without_a_batch_in_them() -> None:
             (mean,) = torch.autograd.grad(loss(t, y), t)
         (want,) = torch.autograd.grad(loss(stock, y), stock)
         assert torch.allclose(mean, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scaled_additions_in_every_form(dtype: torch.dtype) -> None:
+    x, y = torch.randn(7, 33).to(dtype), torch.randn(7, 33).to(dtype)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    stock_add = torch.add
+    with samebits.deterministic():
+        want = (x.to(wide) + y.to(wide) * 0.7).to(dtype)
+        assert bits.equal(torch.add(x, y, alpha=0.7), want)
+        assert bits.equal(x.add(y, alpha=0.7), want)
+        assert bits.equal(x.clone().add_(y, alpha=0.7), want)
+        out = torch.empty(0, dtype=dtype)
+        assert torch.add(x, y, alpha=0.7, out=out) is out
+        assert bits.equal(out, want)
+        assert bits.equal(torch.sub(x, y, alpha=-0.7), want)
+        assert bits.equal(torch.rsub(y, x, alpha=-0.7), want)
+        assert torch.add(x, 1, alpha=2).dtype == dtype
+        assert bits.equal(x.add(y), x + y)
+        assert torch.add(torch.arange(3), 2, alpha=3).tolist() == [6, 7, 8]
+    assert torch.add is stock_add
+
+
+def test_scaled_additions_have_gradients() -> None:
+    x, y = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    with samebits.deterministic():
+        torch.add(x, y, alpha=0.7).sum().backward()
+    assert x.grad is not None and bits.equal(x.grad, torch.ones(5))
+    assert y.grad is not None and bits.equal(y.grad, torch.full((5,), 0.7))

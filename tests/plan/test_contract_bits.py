@@ -122,7 +122,7 @@ def test_attention(
     logit = torch.randn(1, generator=g) if sink else None
     contract = contract_of("attention", head_dim=d, value_dim=d + 1, dtype=dtype)
     assert isinstance(contract, AttentionContract)
-    got = ops_attention.attention(
+    got = ops_attention(
         q, k, v, scale=0.1, softcap=softcap, sinks=logit, causal=seen == "causal",
         q_start=keys - rows, mask=torch.where(mask, bias, -torch.inf) if biased else mask,
     )  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 
 from samebits.engines import cpu
 from samebits.errors import LateSwitchWarning, SwitchError
+from samebits.mode import scaled
 from samebits.mode.compile import redirect
 
 #: Environment read by CUDA libraries when they start, and the values that make them repeatable.
@@ -80,6 +81,7 @@ def apply(flags: Flags) -> None:
     _environment(flags)
     _tensorflow(flags)
     _hold(flags)
+    scaled.patch(flags.set_attribute)
     flags.on_restore(redirect(flags.set_attribute, guarded))
 
 

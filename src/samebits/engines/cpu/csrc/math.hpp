@@ -2,8 +2,8 @@
 //
 // Each function is range reduction, one fixed polynomial in explicit fma, and integer exponent
 // assembly; lane l of the result depends on lane l of the arguments alone. The polynomials are
-// minimax fits with coefficients rounded one after the other (scripts/fit_polynomials.py prints
-// them); the errors are measured in docs/measured.md. contract/functions.py is the exact twin.
+// minimax fits (Remez) with coefficients rounded to fp32 one after the other, the rest being fitted
+// again each time; the errors are measured in docs/measured.md. contract/functions.py is the exact twin.
 // The only bits that are not defined are a NaN's payload and sign: store() makes it canonical.
 #pragma once
 #include "vec.hpp"
