@@ -20,7 +20,9 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -name '*.[ch]
 	@if [ ! -x $(VENV)/bin/python ]; then \
 	  if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	  else $(PYTHON) -m venv $(VENV); fi; fi
-	$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(VENV)/bin/python -m pip install -q "$(TORCH)"
+	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || { echo 'installing $(TORCH) ...'; \
+	  $(VENV)/bin/python -m pip install -q "$(TORCH)"; }
+	@echo 'building samebits (the first time 1 to 3 minutes) ...'
 	$(VENV)/bin/python -m pip install -q '.[dev]'
 	touch $@
 

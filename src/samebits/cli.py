@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Same request, same bits, whatever else is in the batch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -18,6 +17,24 @@ bench_app = typer.Typer(
     help="Costs against stock PyTorch, measured in turns.", no_args_is_help=True
 )
 app.add_typer(bench_app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from samebits import __version__
+
+        typer.echo(f"samebits {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="print the version"),
+    ] = False,
+) -> None:
+    """Same request, same bits, whatever else is in the batch."""
 
 
 @app.command()
@@ -72,7 +89,11 @@ def check(
 @bench_app.command("cpu")
 def bench_cpu(
     area: Annotated[
-        list[str] | None, typer.Option(help="an area to run; may be repeated (default: all)")
+        list[str] | None,
+        typer.Option(
+            help="cpu_linear, cpu_attention, cpu_rows, cpu_generation or cpu_overhead; "
+            "may be repeated (default: all)"
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
 ) -> None:

@@ -58,9 +58,9 @@ def test_integers_and_complex_numbers_are_compared_too() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing to compare"):
+    with pytest.raises(ValueError, match="cannot be compared"):
         difference((torch.ones(2),), (torch.ones(3),))
-    with pytest.raises(ValueError, match="nothing to compare"):
+    with pytest.raises(ValueError, match="cannot be compared"):
         difference((torch.ones(2),), (torch.ones(2, dtype=torch.float16),))
     with pytest.raises(ValueError, match="nothing to compare"):
         difference((torch.ones(2),), ())

@@ -288,6 +288,12 @@ def test_foreign_overrides_are_listed() -> None:
         assert sb.status().foreign == ()
 
 
+def test_the_self_test_is_not_counted_as_use() -> None:
+    before = sb.status().hits
+    with sb.deterministic():
+        assert sb.status().hits == before
+
+
 def test_status_counts_hits_and_reads_well() -> None:
     with sb.deterministic():
         before = sb.status().hits["aten::topk"]

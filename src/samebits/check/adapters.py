@@ -211,7 +211,8 @@ def subject_of(
     if inputs is None:
         raise SettingError(
             f"{name or getattr(target, '__qualname__', type(target).__name__)} needs inputs: pass "
-            "inputs=(x, ...), where x has one row for each request"
+            "inputs=(x, ...), where x has one row for each request (on the command line "
+            "--inputs module:name, or --shape 8x4096 for random numbers)"
         )
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     return FunctionSubject(target, arguments, name=name, seed=seed, **how)

@@ -51,7 +51,9 @@ def add(parts: Sequence[Difference]) -> Difference:
 def _tensor(a: torch.Tensor, b: torch.Tensor) -> Difference:
     if a.shape != b.shape or a.dtype != b.dtype:
         raise ValueError(
-            f"{tuple(a.shape)} {a.dtype} against {tuple(b.shape)} {b.dtype}: nothing to compare"
+            f"a request's result is {tuple(b.shape)} {b.dtype} here and {tuple(a.shape)} {a.dtype} "
+            "in the reference, so bits cannot be compared: the target must treat each row of its "
+            "inputs as a request of its own"
         )
     x, y = bits.view(a).reshape(-1), bits.view(b).reshape(-1)
     where = (x != y).nonzero().reshape(-1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from samebits.check.promises import PROMISES, TESTS
 from samebits.check.result import Case, Divergence, Outcome, Report, Test, Text
 from samebits.report import svg
-from samebits.report.summary import headline, sentence, tiles
+from samebits.report.summary import UNTESTED, headline, sentence, tiles
 
 WORDS = {"same": "same bits", "differs": "bits differ", "error": "could not run"}
 SIDES = (("stock", "stock PyTorch"), ("switched", "samebits"))
@@ -250,6 +250,8 @@ def _texts(report: Report) -> str:
         for before in stock
         if before.prompt in switched
     ]
+    if not blocks:
+        return ""
     more = (
         f"<details><summary>{len(blocks) - 1} more prompts</summary>{''.join(blocks[1:])}</details>"
     )
@@ -314,8 +316,8 @@ def _environment(report: Report) -> str:
     )
     return (
         f'<section><h2>Measured on</h2><div class="env">{lines}</div><p class="note" '
-        'style="margin-top:14px">Not tested here: TP-invariant (one process), portable (one '
-        "machine).</p></section>"
+        'style="margin-top:14px">Not tested here: '
+        f"{UNTESTED}.</p></section>"
     )
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from samebits.check.result import Outcome, Report
 
+#: The promises that one process on one machine cannot test.
+UNTESTED = "TP-invariant (one process), portable (one machine)"
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -30,10 +33,10 @@ def sentence(report: Report) -> str:
     stock, switched = _broken(report, "stock"), _broken(report, "switched")
     ran = sum(test.stock is not None for test in report.tests)
     before = (
-        f"Stock PyTorch changed the bits of a request in {len(stock)} of {ran} tests "
+        f"Stock PyTorch changed the bits of a request in {len(stock)} of {_tests(ran)} "
         f"({', '.join(stock)})."
         if stock
-        else f"Stock PyTorch kept every bit in all {ran} tests."
+        else f"Stock PyTorch kept every bit in {'all ' if ran > 1 else ''}{_tests(ran)}."
     )
     errors = [test.switched.error for test in report.tests if test.switched and test.switched.error]
     if switched:
@@ -43,6 +46,10 @@ def sentence(report: Report) -> str:
     else:
         after = "With samebits on, no bit changed in any of them."
     return f"{before} {after}"
+
+
+def _tests(count: int) -> str:
+    return f"{count} test{'' if count == 1 else 's'}"
 
 
 def tiles(report: Report) -> list[Tile]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from samebits.check import Progress as Step
 from samebits.check.result import Outcome, Report, Speed
-from samebits.report.summary import headline, sentence
+from samebits.report.summary import UNTESTED, headline, sentence
 from samebits.report.svg import rate
 
 SIDES = (("stock", "stock PyTorch"), ("switched", "samebits"))
@@ -45,6 +45,7 @@ def show(report: Report, console: Console, files: list[Path]) -> None:
     console.print(escape(sentence(report)), style="dim", highlight=False)
     console.print()
     console.print(_tests(report))
+    console.print(f"[dim]not tested here: {UNTESTED}[/]", highlight=False)
     console.print()
     for line in (*_traces(report), *_errors(report)):
         console.print(line, highlight=False)
@@ -83,7 +84,7 @@ def _cell(outcome: Outcome | None) -> str:
         return "[yellow]! could not run[/]"
     bad = sum(case.differing > 0 for case in outcome.cases)
     share = 100 * outcome.worst.differing / outcome.worst.elements
-    return f"[red]✗ {bad} of {len(outcome.cases)} differ[/] [dim]up to {share:.3g} %[/]"
+    return f"[red]✗ {bad}/{len(outcome.cases)} differ[/] [dim]≤ {share:.3g} %[/]"
 
 
 def _traces(report: Report) -> Iterator[str]:
