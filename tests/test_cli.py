@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import samebits
 from samebits.check import Report
 from samebits.cli import app
 
-SOURCE = Path(__file__).parents[1] / "src"
+#: Where the samebits under test was imported from: an installation or a source tree.
+SOURCE = Path(samebits.__file__).parents[1]
 
 MODULE = """
 import torch
