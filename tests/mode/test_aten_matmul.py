@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import samebits as sb
+from faults.properties import stock_is_known
 from matrix_samples import DTYPES, values
 from samebits import bits, ops
 from samebits.errors import DTypeError, ShapeError, UncoveredError
@@ -90,6 +91,8 @@ def test_route(name: str, dtype: torch.dtype, switch: None) -> None:
 
 def test_stock_routes_differ() -> None:
     """Without the switch the routes and batch sizes do not agree."""
+    if not stock_is_known():
+        return
     full = A @ B
     assert not all(bits.equal(F.linear(A[i : i + 1], B.t())[0], full[i]) for i in range(9))
 

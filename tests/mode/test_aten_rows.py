@@ -92,8 +92,8 @@ def value_and_gradient(
 def test_close_to_stock(name: str) -> None:
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.06)):
-        if name == "batch_norm" and dtype is not torch.float32:
-            continue  # stock refuses a weight of another type
+        if name in ("batch_norm", "trace") and dtype is not torch.float32:
+            continue  # stock refuses a weight of another type; before 2.12 it has no 16-bit trace
         with sb.deterministic():
             ours = value_and_gradient(CASES[name], x.to(dtype))
         for got, want in zip(ours, value_and_gradient(CASES[name], x.to(dtype)), strict=True):
