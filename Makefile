@@ -6,6 +6,15 @@ TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
 BUILD ?= build/dev
 
+# The packages of an interpreter that is in a virtual environment itself are not in its system's.
+define KEEP
+import pathlib, site, subprocess, sys
+code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+new = subprocess.check_output([sys.argv[1], "-c", code], text=True).strip()
+pathlib.Path(new, "kept.pth").write_text("\n".join(site.getsitepackages()))
+endef
+export KEEP
+
 .PHONY: demo test install ext lint format types bench clean isa-check
 
 demo: install
@@ -18,7 +27,8 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -name '*.[ch]pp' -o -name '*.py')
 	@if [ ! -x $(VENV)/bin/python ]; then \
-	  if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	  if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	    $(PYTHON) -m venv --system-site-packages $(VENV) && $(PYTHON) -c "$$KEEP" $(VENV)/bin/python; \
 	  else $(PYTHON) -m venv $(VENV); fi; fi
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || { echo 'installing $(TORCH) ...'; \
 	  $(VENV)/bin/python -m pip install -q "$(TORCH)"; }
