@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import samebits
 from samebits import bits
-from samebits.errors import DTypeError
+from samebits.errors import DTypeError, SamebitsError
 from samebits.ops import pointwise as ops
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,8 +39,57 @@ def test_a_row_has_the_same_bits_alone(isa: str) -> None:
         assert all(bits.equal(whole[i], function(x[i])) for i in range(50))
 
 
+PUBLIC = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "silu",
+    "mish",
+    "gelu",
+    "softplus",
+    "elu",
+    "selu",
+    "logit",
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_functions_are_those_of_the_switch(name: str) -> None:
+    x = torch.rand(50) * 0.8 + 0.1
+    stock = getattr(torch, name, None) or getattr(torch.nn.functional, name)
+    with samebits.deterministic():
+        want = stock(x)
+    assert bits.equal(getattr(ops, name)(x), want)
+    torch.testing.assert_close(want, stock(x), rtol=2e-6, atol=2e-6)
+
+
 def test_dtypes_without_a_contract() -> None:
-    with pytest.raises(DTypeError, match="convert"):
-        ops.silu(torch.ones(3, dtype=torch.float64))
+    for x in (torch.ones(3, dtype=torch.float64), torch.arange(3), torch.ones(3, device="meta")):
+        for name in PUBLIC:
+            with pytest.raises(DTypeError, match=name):
+                getattr(ops, name)(x)
+    with pytest.raises(SamebitsError, match="no backward"):
+        ops.tanh(torch.ones(3, requires_grad=True))
     with pytest.raises(DTypeError, match="convert"):
         ops.silu_mul(torch.ones(3), torch.ones(3).half())

@@ -10,8 +10,9 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import stock
 from samebits.mode.registry import aten
-from samebits.ops import embedding_bag as bag
 from samebits.ops import order, scatter
+from samebits.ops.embedding_bag import MODES
+from samebits.ops.embedding_bag import embedding_bag as reduce_bags
 
 _STOCK_SORT_STABLE = stock("sort.stable")
 _STOCK_INDEX_ADD = stock("index_add")
@@ -239,11 +240,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    bags = bag.embedding_bag(
+    bags = reduce_bags(
         weight,
         indices,
         offsets,
-        bag.MODES[mode],
+        MODES[mode],
         per_sample_weights,
         include_last_offset,
         padding_idx,

@@ -17,7 +17,7 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu.pointwise import binary, result_like, unary
 from samebits.mode.fallback import EXACT_DTYPES, Stock, stock
 from samebits.mode.registry import aten
-from samebits.ops.pointwise import glu, power
+from samebits.ops.pointwise import halves, power
 
 Tensor = torch.Tensor
 Fn = Callable[..., Any]
@@ -124,7 +124,7 @@ def logit(self: Tensor, eps: float | None = None) -> Any:
 @aten("glu")
 def gated_linear_unit(self: Tensor, dim: int = -1) -> Any:
     if self.dtype in DTYPE_CODE and self.dim() and self.shape[dim] % 2 == 0:
-        return glu(self, dim).contiguous()
+        return halves(self, dim).contiguous()
     if self.dtype is torch.float64 and self.dim() and self.shape[dim] % 2 == 0:
         a, b = self.chunk(2, dim)
         return a * torch.sigmoid(b)
