@@ -427,3 +427,42 @@ def test_unaligned_memory() -> None:
     with sb.deterministic():
         for f in (lambda t: F.linear(t, t), lambda t: t.softmax(-1), lambda t: t.sum(0)):
             assert bits.equal(f(odd), f(want))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.linear(x, torch.ones(5, 4)),
+        lambda x: F.linear(torch.ones(5, 4), x),
+        lambda x: F.layer_norm(x, (4,)),
+        lambda x: F.rms_norm(x, (4,)),
+        lambda x: x.softmax(-1),
+        lambda x: x.exp(),
+        lambda x: x.sum(-1),
+        lambda x: x.cumsum(-1),
+    ],
+)
+def test_elements_without_memory(call):
+    freed = torch.randn(3, 4)
+    freed.untyped_storage().resize_(0)
+    with sb.deterministic(), pytest.raises(ValueError, match="no memory"):
+        call(freed)
+
+
+def test_attention_of_keys_without_memory():
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    k.untyped_storage().resize_(0)
+    with sb.deterministic(), pytest.raises(ValueError, match="no memory"):
+        F.scaled_dot_product_attention(q, k, k)
+
+
+@pytest.mark.parametrize("call", [F.layer_norm, F.rms_norm])
+def test_the_stand_in_for_zeros(call):
+    with sb.deterministic(), pytest.raises(ValueError, match="no memory"):
+        call(torch._efficientzerotensor(3, 4), (4,))
+
+
+def test_attention_without_heads():
+    x = torch.ones(1, 0, 3, 4)
+    with sb.deterministic():
+        assert F.scaled_dot_product_attention(x, x, x).shape == x.shape

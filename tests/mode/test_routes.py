@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.func import functionalize, grad, jacfwd, jacrev, vmap
 
 import samebits as sb
+from samebits.bits import equal
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -158,3 +159,96 @@ def test_scripted_modules_are_covered(x: torch.Tensor) -> None:
     full = module(x)
     for _ in range(3):
         assert same(module(x[4:5]), full[4:5])
+
+
+class _Wrapper(torch.Tensor):
+    """A tensor without memory of its own, like those of quantisation and sharding libraries."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner):
+        x = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        x.inner = inner
+        return x
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args = [a.inner if isinstance(a, cls) else a for a in args]
+        return func(*args, **(kwargs or {}))
+
+
+_WHOLE = {
+    "linear": lambda x, w: F.linear(x, w),
+    "layer_norm": lambda x, w: F.layer_norm(x, (4,), w[0]),
+    "rms_norm": lambda x, w: F.rms_norm(x, (4,), w[0]),
+    "attention": lambda x, w: F.scaled_dot_product_attention(x, w, w),
+}
+
+
+@pytest.mark.parametrize("name", _WHOLE)
+def test_a_pending_negation_is_carried_out(name):
+    f = _WHOLE[name]
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+    with sb.deterministic():
+        want = f(x, w)
+        assert equal(want, f(torch._neg_view(-x), w))
+        assert equal(want, f(x, torch._neg_view(-w)))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_weight_that_wraps_another_tensor(grad):
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+    with sb.deterministic(), torch.set_grad_enabled(grad):
+        assert equal(F.linear(x, w), F.linear(x, _Wrapper(w)))
+        assert equal(F.linear(x, w), F.linear(_Wrapper(x), w))
+
+
+@pytest.mark.parametrize("k", [1, 33, 70])
+def test_a_contraction_to_one_element_is_a_product(k):
+    """torch takes it as a dot product or as a sum, by its strides."""
+    a, b = torch.randn(64, k), torch.randn(k, 64).t()
+    with sb.deterministic():
+        whole = torch.tensordot(a, b[:1], ([1], [1]))
+        for i in range(64):
+            assert equal(whole[i, 0], torch.inner(a[i], b[0]))
+            assert equal(whole[i, 0], torch.inner(a[i], b[0].contiguous()))
+            assert equal(whole[i : i + 1], torch.tensordot(a[i : i + 1], b[:1], ([1], [1])))
+            column = b.t()[:, :1].expand(k, 2)[:, :1]
+            assert equal(whole[i : i + 1], torch.tensordot(a[i : i + 1], column, 1))
+
+
+@pytest.mark.parametrize("dims", [1, 0, ([0], [1]), ([1, 0], [0, 1])])
+def test_tensordot_agrees_with_torch(dims):
+    a, b = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+    want = torch.tensordot(a, b, dims)
+    with sb.deterministic():
+        got = torch.tensordot(a, b, dims)
+        (grad,) = torch.autograd.grad(got.sum(), a)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), a)[0])
+
+
+def test_logsumexp_out_has_the_bits_of_logsumexp():
+    x = torch.randn(64, 33).bfloat16()
+    with sb.deterministic():
+        want = torch.logsumexp(x, -1)
+        assert equal(want, torch.logsumexp(x, -1, out=torch.empty(64, dtype=x.dtype)))
+        assert equal(want, torch.logsumexp(x, -1, out=torch.empty(0, dtype=x.dtype)))
+        with pytest.raises(RuntimeError):
+            torch.logsumexp(x, -1, out=torch.empty(64, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_lerp_of_zeros_at_weight_one(dtype, tensor):
+    x, end = torch.randn(40, dtype=dtype), torch.full((40,), -0.0, dtype=dtype)
+    weight = torch.ones(40, dtype=dtype) if tensor else 1.0
+    apart = torch.empty(80, dtype=dtype)[::2].copy_(x)
+    with sb.deterministic():
+        want = torch.lerp(x, end, weight)
+        assert equal(want, torch.lerp(apart, end, weight))
+        first = torch.lerp(x[:1], end[:1], weight[:1] if tensor else weight)
+        assert equal(want[:1], first)

@@ -333,3 +333,36 @@ def test_child_of_a_fork_computes_the_same_bits() -> None:
     os.waitpid(pid, 0)
     assert os.read(read, 1) == b"1"
     os.close(read)
+
+
+def test_turning_off_while_other_threads_compute() -> None:
+    """A thread that is about to call an override, waiting for the interpreter, must still find it;
+    and it never meets torch's kernels under flags that are not its own.
+    """
+    x, w = torch.randn(3, 48), torch.randn(64, 48)
+    calls = [lambda: torch.nn.functional.linear(x, w), lambda: torch.nn.functional.gelu(x)]
+    stock_bits = [f() for f in calls]
+    with sb.deterministic():
+        own_bits = [f() for f in calls]
+    stop, wrong = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                for f, *known in zip(calls, stock_bits, own_bits, strict=True):
+                    got = f()
+                    if not any(torch.equal(got, y) for y in known):
+                        wrong.append(f"bits of neither: {calls.index(f)}")
+        except RuntimeError as error:
+            wrong.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        with sb.deterministic():
+            x.sum()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +17,7 @@ from samebits.errors import SwitchError
 from samebits.mode import coverage
 from samebits.mode.derive import Schemas, inplace_form, out_form
 from samebits.mode.fallback import Stock, refuse
-from samebits.mode.opaque import traceable
+from samebits.mode.opaque import COMPOSED, traceable
 from samebits.mode.registry import OVERRIDES
 from samebits.mode.table import Kind
 
@@ -69,7 +70,7 @@ def overrides() -> dict[tuple[str, str], Counted]:
     kernels = {}
     for o in OVERRIDES.values():
         if (schema := schemas.get(o.name)) is not None:
-            whole = o.key == "AutogradCPU"
+            whole = o.key == "AutogradCPU" and o.name not in COMPOSED
             fn = traceable(o.name, schema, o.fn) if whole else o.fn
             kernels[(o.name, o.key)] = Counted(o.name, fn)
     for (name, key), counted in list(kernels.items()):
@@ -147,6 +148,7 @@ class Installation:
     """Libraries that hold the registrations; destroying them restores torch's kernels."""
 
     foreign: list[str] = field(default_factory=list)
+    _in_flight: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=8))
     _libraries: dict[str, Any] = field(default_factory=dict)
 
     def install(self) -> None:
@@ -164,7 +166,15 @@ class Installation:
             self._impl(qualified, refusal, key)
 
     def remove(self) -> None:
-        """Takes them out again. Stacked registrations of others stay."""
+        """Takes them out again. Stacked registrations of others stay.
+
+        A thread may be about to call one and wait for the interpreter, which this thread holds. The
+        dispatcher would destroy what it is about to call, so the last few sets are kept alive.
+        """
+        if self._libraries:
+            names = [(f"aten::{name}", key) for name, key in overrides()] + list(refusals())
+            parse, get = torch._C._dispatch_key_parse, torch.library.get_kernel
+            self._in_flight.append([get(name, parse(key)) for name, key in names])
         while self._libraries:
             self._libraries.popitem()[1]._destroy()
 

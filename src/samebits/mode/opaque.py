@@ -25,6 +25,9 @@ from samebits.mode.fallback import Stock
 Function = Callable[..., Any]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_OPTIONS = frozenset({type(None), bool, int, float, str, tuple, list, torch.Size})
+#: Overrides that call covered aten operations alone, so that tracers may always look into them.
+COMPOSED = frozenset({"tensordot"})
 #: Overrides that call aten operations alone once a gradient is wanted: tracers may look into them.
 _DIFFERENTIABLE_PARTS = frozenset({"layer_norm", "linear", "rms_norm"})
 _library: Any = torch.library.Library("samebits", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -62,11 +65,19 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
     )
 
     def override(*args: Any, **kwargs: Any) -> Any:
-        if type(args[0]) in _PLAIN and not modes() and not transforms():
-            return fn(*args, **kwargs)
+        if not modes() and not transforms():
+            for x in args:
+                if type(x) in _PLAIN:
+                    if x.is_neg():  # torch carries a pending negation out below this key only
+                        break
+                elif type(x) not in _OPTIONS:
+                    break
+            else:
+                return fn(*args, **kwargs)
+            args = tuple(map(_resolved, args))
         if transforms():
             return transformed(*args, **kwargs)
-        if modes() or _traced(args[0]):
+        if modes() or any(map(_traced, args)):
             if parts and torch.is_grad_enabled() and any(map(_wants_gradient, args)):
                 return fn(*args, **kwargs)
             return _whole(name, schema, fn, split)(*args, **kwargs)
@@ -83,8 +94,15 @@ def _whole(name: str, schema: Any, fn: Function, split: Function) -> Function:
     return _defined[name]
 
 
-def _traced(x: torch.Tensor) -> bool:
-    return type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+def _resolved(x: Any) -> Any:
+    return x.resolve_neg() if isinstance(x, torch.Tensor) and x.is_neg() else x
+
+
+def _traced(x: Any) -> bool:
+    return (
+        isinstance(x, torch.Tensor)
+        and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
 
 
 def _wants_gradient(x: Any) -> bool:

@@ -150,8 +150,10 @@ def _apply() -> None:
     fallback.set_policy(policy)
     if not _process.on:
         try:
-            flags.apply(_process.flags)
+            # Overrides first, and last when turning off: other threads never run torch's kernels
+            # under flags that are neither the caller's nor theirs.
             _process.installation.install()
+            flags.apply(_process.flags)
             selftest.run()
         except BaseException:
             _turn_off()
@@ -162,8 +164,8 @@ def _apply() -> None:
 
 
 def _turn_off() -> None:
-    _process.installation.remove()
     _process.flags.restore()
+    _process.installation.remove()
     fallback.set_policy(Policy())
     _process.on = False
 

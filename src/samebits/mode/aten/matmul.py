@@ -1,8 +1,10 @@
-"""Overrides of the matrix products. ``matmul``, ``einsum``, ``tensordot``, ``inner``
-are made of these by torch itself."""
+"""Overrides of the matrix products. ``matmul``, ``einsum`` and ``inner`` are
+made of these by torch itself."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ _VDOT = stock("vdot")
 _ADDMM_ACTIVATION = stock("_addmm_activation")
 _LINEAR = stock("linear")
 _MV = stock("mv")
+_TENSORDOT = stock("tensordot", "CompositeImplicitAutograd")
 
 
 def _into(
@@ -186,6 +189,36 @@ def vdot(self: torch.Tensor, other: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _VDOT.by_dtype(self.dtype, self, other)
     return forward("vdot", self[None], other[:, None]).reshape(())
+
+
+@aten("tensordot")
+@aten("tensordot", key="AutogradCPU")
+def tensordot(
+    self: torch.Tensor, other: torch.Tensor, dims_self: Sequence[int], dims_other: Sequence[int]
+) -> Any:
+    """torch computes a result of one element as a dot product or as a sum, whichever the strides
+    suggest, and others as a matrix product; here it is always a matrix product.
+    """
+    fits = len(dims_self) == len(dims_other) and self.is_floating_point()
+    fits = fits and all(-self.dim() <= i < self.dim() for i in dims_self)
+    if not fits or not all(-other.dim() <= j < other.dim() for j in dims_other):
+        return _TENSORDOT(self, other, dims_self, dims_other)
+    a, b = [i % self.dim() for i in dims_self], [j % other.dim() for j in dims_other]
+    for i, j in zip(a, b, strict=True):
+        if self.shape[i] != other.shape[j]:
+            if self.shape[i] == 1:
+                other = other.sum(j, keepdim=True)
+            elif other.shape[j] == 1:
+                self = self.sum(i, keepdim=True)
+            else:
+                return _TENSORDOT(self, other, dims_self, dims_other)  # torch's error
+    rows = [i for i in range(self.dim()) if i not in a]
+    columns = [j for j in range(other.dim()) if j not in b]
+    lead, last = [self.shape[i] for i in rows], [other.shape[j] for j in columns]
+    k = math.prod(self.shape[i] for i in a)
+    left = self.permute(rows + a).reshape(math.prod(lead), k)
+    right = other.permute(b + columns).reshape(k, math.prod(last))
+    return left.mm(right).reshape(lead + last)
 
 
 @aten("_addmm_activation")

@@ -395,6 +395,24 @@ def addr(self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any 
     return product + (self if beta == 1 else self * beta)
 
 
+_LERP, _LERP_SCALAR = stock("lerp.Tensor"), stock("lerp.Scalar")
+
+
+@aten("lerp.Tensor")
+def lerp(self: Tensor, end: Tensor, weight: Tensor) -> Any:
+    # With weight 1 the sign of a zero differs between torch's vector and scalar code.
+    if not self.dtype.is_floating_point or not self.dtype is end.dtype is weight.dtype:
+        return _LERP(self, end, weight)
+    return scalar_code(_LERP, self, end, weight)
+
+
+@aten("lerp.Scalar")
+def lerp_scalar(self: Tensor, end: Tensor, weight: Any) -> Any:
+    if weight != 1 or not self.dtype.is_floating_point or self.dtype is not end.dtype:
+        return _LERP_SCALAR(self, end, weight)
+    return scalar_code(lambda a, b: _LERP_SCALAR(a, b, weight), self, end)
+
+
 @aten("_add_relu.Tensor")
 def add_relu(self: Tensor, other: Tensor, *, alpha: Any = 1) -> Any:
     return torch.relu(self + (other if alpha == 1 else other * alpha))

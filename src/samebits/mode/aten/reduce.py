@@ -199,7 +199,7 @@ def foreach_norm(
     return [vector_norm(x, ord, dtype=dtype) for x in self]
 
 
-_LOGSUMEXP = stock("logsumexp")
+_LOGSUMEXP, _LOGSUMEXP_OUT = stock("logsumexp"), stock("logsumexp.out")
 
 
 @aten("logsumexp")
@@ -209,6 +209,16 @@ def logsumexp(self: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> 
     if self.dtype not in DTYPE_CODE:
         return _LOGSUMEXP.by_dtype(self.dtype, self, dim, keepdim)
     return reduce.run("logsumexp", self, dim, keepdim)
+
+
+@aten("logsumexp.out")
+def logsumexp_out(
+    self: torch.Tensor, dim: Sequence[int], keepdim: bool = False, *, out: torch.Tensor
+) -> Any:
+    result = logsumexp(self, dim, keepdim)
+    if out.shape != result.shape or out.dtype is not result.dtype:
+        _LOGSUMEXP_OUT(self, dim, keepdim, out=out)  # torch's errors, warnings and resizing
+    return out.copy_(result)
 
 
 # ---- scans -------------------------------------------------------------------------------------

@@ -235,6 +235,7 @@ void run_leaves(const Driver& driver, const AttentionKernels& kernels, const Att
 }  // namespace
 
 void attention(const AttentionKernels& kernels, const AttentionCall& call) {
+  if (call.batch == 0 || call.heads == 0 || call.kv_heads == 0) return;
   Driver driver(kernels, call);
   int64_t most_rows = 0, longest = 0;
   double work = 0;
@@ -247,7 +248,7 @@ void attention(const AttentionKernels& kernels, const AttentionCall& call) {
   }
   work *= static_cast<double>(call.d + call.dv);
   most_rows *= driver.group();
-  if (most_rows == 0 || call.batch == 0) return;
+  if (most_rows == 0) return;
   const int threads = threads_for(static_cast<int64_t>(work < 1e15 ? work : 1e15), 200000);
 
   const int64_t units = call.batch * call.kv_heads;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "isa.hpp"
 #include "parallel.hpp"
@@ -15,6 +16,15 @@ namespace nb = nanobind;
 namespace samebits {
 template <class T>
 inline T* ptr(uintptr_t p) { return reinterpret_cast<T*>(p); }
+/// A tensor may have elements and no memory: a freed storage, or torch's stand-in for zeros.
+inline void need_memory(int64_t elements, std::initializer_list<uintptr_t> operands) {
+  if (elements <= 0) return;
+  for (uintptr_t p : operands)
+    if (!p)
+      throw nb::value_error(
+          "samebits: an operand has elements but no memory: its storage was freed, or it is a stand-in such as "
+          "torch._efficientzerotensor. Allocate it first, e.g. with .clone()");
+}
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_probe(nb::module_& m);

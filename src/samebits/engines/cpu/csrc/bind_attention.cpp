@@ -15,9 +15,12 @@ void bind_attention(nb::module_& m) {
     c.dtype = static_cast<int>(next());
     c.batch = next(), c.heads = next(), c.kv_heads = next();
     c.q_len = next(), c.kv_len = next(), c.d = next(), c.dv = next();
-    c.q = ptr<const char>(pointer()), c.qs = strides();
-    c.k = ptr<const char>(pointer()), c.ks = strides();
-    c.v = ptr<const char>(pointer()), c.vs = strides();
+    const uintptr_t q = pointer();
+    c.q = ptr<const char>(q), c.qs = strides();
+    const uintptr_t k = pointer();
+    c.k = ptr<const char>(k), c.ks = strides();
+    const uintptr_t v = pointer();
+    c.v = ptr<const char>(v), c.vs = strides();
     c.out = ptr<char>(pointer()), c.os = strides();
     c.lse = ptr<float>(pointer()), c.ls = strides();
     c.causal = next() != 0, c.window = next(), c.q_start = next();
@@ -28,6 +31,12 @@ void bind_attention(nb::module_& m) {
     c.block_table = ptr<const int64_t>(pointer()), c.table_stride = next(), c.page = next();
     c.kv_lens = ptr<const int64_t>(pointer());
     c.scale = scale, c.cap = cap, c.masked_at = masked_at;
+    const int64_t queries = c.batch * c.heads * c.q_len, keys = c.batch * c.kv_heads * c.kv_len;
+    if (!c.cu_q) {
+      need_memory(queries * c.d, {q});
+      need_memory(keys * c.d, {k});
+      need_memory(keys * c.dv, {v});
+    }
     nb::gil_scoped_release no_gil;
     attention(attention_kernels(), c);
   });

@@ -26,6 +26,7 @@ void in_blocks(int64_t count, int64_t cost, int64_t unit, F&& f) {
 }
 
 NormArgs rows_of(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t out, int to) {
+  need_memory(rows * n, {x});
   NormArgs a{};
   a.x = ptr<void>(x);
   a.out = ptr<void>(out);
@@ -46,6 +47,7 @@ void softmax(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintp
 
 void softmax_apply(uintptr_t x, int in, int64_t outer, int64_t n, int64_t inner, uintptr_t m, uintptr_t s,
                    uintptr_t out, int to, bool log) {
+  need_memory(outer * n * inner, {x});
   const SoftmaxApplyArgs a{ptr<void>(x), ptr<void>(out), ptr<float>(m), ptr<float>(s), outer, n, inner,
                            static_cast<DType>(in), static_cast<DType>(to), log};
   const auto run = norm_kernels().softmax_apply;
@@ -90,6 +92,7 @@ void reciprocal_deviation(uintptr_t var, uintptr_t out, int64_t n, double eps) {
 
 void affine(uintptr_t x, int type, int64_t batch, int64_t channels, int64_t space, int64_t groups, uintptr_t mean,
             uintptr_t rstd, uintptr_t weight, uintptr_t bias, uintptr_t out) {
+  need_memory(batch * channels * space, {x});
   const AffineArgs a{ptr<void>(x), ptr<void>(out), ptr<float>(mean), ptr<float>(rstd), ptr<float>(weight),
                      ptr<float>(bias), channels, space, groups, static_cast<DType>(type)};
   const auto run = norm_kernels().affine;
@@ -97,6 +100,7 @@ void affine(uintptr_t x, int type, int64_t batch, int64_t channels, int64_t spac
 }
 
 void scan(bool product, uintptr_t x, int in, int64_t outer, int64_t n, int64_t inner, uintptr_t out, int to) {
+  need_memory(outer * n * inner, {x});
   const ScanArgs a{ptr<void>(x), ptr<void>(out), n, inner, static_cast<DType>(in), static_cast<DType>(to), product};
   const auto run = norm_kernels().scan;
   in_blocks(outer * inner, n, inner > 1 ? 16 : 8, [&](int64_t u0, int64_t u1) { run(a, u0, u1); });

@@ -17,6 +17,7 @@ void in_chunks(int64_t n, F&& run) {
 }
 
 void unary(int op, int dtype, uintptr_t x, uintptr_t y, int64_t n, float p0, float p1, float p2) {
+  need_memory(n, {x});
   const float params[] = {p0, p1, p2};
   const int64_t size = size_of(static_cast<DType>(dtype));
   const auto run = pointwise_kernels().unary;
@@ -25,6 +26,7 @@ void unary(int op, int dtype, uintptr_t x, uintptr_t y, int64_t n, float p0, flo
   });
 }
 void binary(int op, int dtype, uintptr_t a, uintptr_t b, uintptr_t y, int64_t n, float p0, float p1, float p2) {
+  need_memory(n, {a, b});
   const float params[] = {p0, p1, p2};
   const int64_t size = size_of(static_cast<DType>(dtype));
   const auto run = pointwise_kernels().binary;
@@ -33,6 +35,7 @@ void binary(int op, int dtype, uintptr_t a, uintptr_t b, uintptr_t y, int64_t n,
   });
 }
 void gated(int op, int dtype, uintptr_t gate, uintptr_t up, uintptr_t y, int64_t n) {
+  need_memory(n, {gate, up});
   const int64_t size = size_of(static_cast<DType>(dtype));
   const auto run = pointwise_kernels().gated;
   in_chunks(n, [&](int64_t i, int64_t count) {
@@ -50,6 +53,7 @@ void rotary(int dtype, bool interleaved, int64_t d, std::vector<int64_t> sizes, 
     job.sin_stride[k] = sin_strides.at(k);
     rows *= sizes.at(k);
   }
+  need_memory(rows * d, {x, cos, sin});
   const int64_t chunk = kChunk / d + 1;
   parallel_for((rows + chunk - 1) / chunk, threads_for(rows * d, kChunk), [&](int64_t task) {
     int64_t begin = task * chunk;

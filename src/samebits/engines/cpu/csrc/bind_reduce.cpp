@@ -128,6 +128,7 @@ void reduce(int kind, uintptr_t x, int in, nb::tuple shape, nb::tuple strides, n
   a.in = static_cast<DType>(in);
   a.to = static_cast<DType>(to);
   layout(a, shape, strides, axes);
+  need_memory(a.n * a.outputs, {x});
   nb::gil_scoped_release release;
   const float n = static_cast<float>(a.n);
   std::vector<float> param;
