@@ -27,9 +27,13 @@ def linear(
     code = out_code = DTYPE_CODE[x.dtype]
     n, k = weight.shape
     shape = x.shape
-    if len(shape) == 2 and out_dtype is None:
+    if len(shape) == 3 and out_dtype is None:
+        batch, length, _ = shape
+        rows = batch * length
+        out = x.new_empty(batch, length, n)  # quicker to parse than a tuple
+    elif len(shape) == 2 and out_dtype is None:
         rows = shape[0]
-        out = x.new_empty(rows, n)  # quicker to parse than a tuple
+        out = x.new_empty(rows, n)
     else:
         lead = shape[:-1]
         rows = math.prod(lead)
