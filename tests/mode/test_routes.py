@@ -212,6 +212,9 @@ def test_a_contraction_to_one_element_is_a_product(k):
     a, b = torch.randn(64, k), torch.randn(k, 64).t()
     with sb.deterministic():
         whole = torch.tensordot(a, b[:1], ([1], [1]))
+        columns = a.t().contiguous()
+        assert equal(whole[:, 0], vmap(lambda r: torch.inner(r, b[0]))(a))
+        assert equal(whole[:, 0], vmap(lambda r: torch.inner(r, b[0]), in_dims=1)(columns))
         for i in range(64):
             assert equal(whole[i, 0], torch.inner(a[i], b[0]))
             assert equal(whole[i, 0], torch.inner(a[i], b[0].contiguous()))

@@ -193,6 +193,7 @@ def vdot(self: torch.Tensor, other: torch.Tensor) -> Any:
 
 @aten("tensordot")
 @aten("tensordot", key="AutogradCPU")
+@aten("tensordot", key="FuncTorchBatched")
 def tensordot(
     self: torch.Tensor, other: torch.Tensor, dims_self: Sequence[int], dims_other: Sequence[int]
 ) -> Any:
