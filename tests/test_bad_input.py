@@ -466,3 +466,19 @@ def test_attention_without_heads():
     x = torch.ones(1, 0, 3, 4)
     with sb.deterministic():
         assert F.scaled_dot_product_attention(x, x, x).shape == x.shape
+
+
+def test_misuse_has_an_error_of_its_own_under_the_switch() -> None:
+    with sb.deterministic():
+        assert torch.ones(3, 0).topk(0).values.shape == (3, 0)
+        for call, message in (
+            (lambda: F.gelu(torch.ones(3), approximate="foo"), "approximate"),
+            (lambda: torch.ones(2, 2, 2).trace(), "matrix"),
+            (lambda: torch.ones(2, 2).mv(torch.tensor(1.0)), "(vector|1D|1-D)"),
+            (lambda: torch.histogram(torch.ones(3), torch.tensor([2.0, 1.0])), "ascending"),
+            (lambda: torch.histogram(torch.ones(3), torch.tensor([])), "at least two"),
+        ):
+            with pytest.raises(RuntimeError, match=message):
+                call()
+    with pytest.raises(DTypeError, match="ndarray"):
+        ops.linear(torch.ones(2, 2).numpy(), torch.ones(2, 2))

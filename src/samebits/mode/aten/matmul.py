@@ -159,6 +159,8 @@ def addbmm(
 def mv(self: torch.Tensor, vec: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _MV.by_dtype(self.dtype, self, vec)
+    if vec.dim() != 1:
+        return _MV(self, vec)  # torch's own error
     return forward("mv", self, vec[:, None]).squeeze(1)
 
 
@@ -173,6 +175,8 @@ def addmv(
 ) -> Any:
     if mat.dtype not in DTYPE_CODE:
         return _ADDMV.by_dtype(mat.dtype, self, mat, vec, beta=beta, alpha=alpha)
+    if vec.dim() != 1:
+        return _ADDMV(self, mat, vec, beta=beta, alpha=alpha)  # torch's own error
     column = self[:, None] if self.dim() else self
     return forward("addmv", mat, vec[:, None], column, alpha, beta).squeeze(1)
 

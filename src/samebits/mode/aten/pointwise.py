@@ -90,6 +90,8 @@ def gelu(self: Tensor, *, approximate: str = "none") -> Any:
         return unary(_GELU_NAMES[approximate], self)
     if self.dtype is torch.float64:
         return scalar_code(lambda t: _GELU(t, approximate=approximate), self)
+    if self.dtype in DTYPE_CODE:
+        return _GELU(self, approximate=approximate)  # torch's own error
     return _GELU.by_dtype(self.dtype, self, approximate=approximate)
 
 

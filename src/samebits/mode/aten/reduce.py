@@ -96,8 +96,10 @@ _TRACE = stock("trace")
 
 @aten("trace")
 def trace(self: torch.Tensor) -> Any:
-    if self.dtype not in DTYPE_CODE or self.dim() != 2:
+    if self.dtype not in DTYPE_CODE:
         return _TRACE.by_dtype(self.dtype, self)
+    if self.dim() != 2:
+        return _TRACE(self)  # torch's own error
     return reduce.run("sum", self.diagonal())
 
 

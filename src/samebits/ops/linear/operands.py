@@ -12,7 +12,13 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """`x` with a pending negation carried out (views of ``.imag`` of a conjugate have one)."""
+    """`x` with a pending negation carried out (views of ``.imag`` of a conjugate have one).
+
+    Raises:
+        DTypeError: not a tensor.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise DTypeError(f"operands must be torch tensors, not {type(x).__name__}")
     return x.resolve_neg() if x.is_neg() else x
 
 

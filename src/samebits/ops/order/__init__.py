@@ -7,6 +7,8 @@ do that on a CPU already; ``torch.topk``, ``torch.sort`` and ``torch.kthvalue`` 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from samebits.engines import cpu
@@ -41,7 +43,7 @@ def topk(
         values, indices = sort(x, dim, descending=largest)
         return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
     last = x.movedim(dim, -1)
-    values, indices = engine.topk(last.reshape(-1, n), k, largest)
+    values, indices = engine.topk(last.reshape(math.prod(last.shape[:-1]), n), k, largest)
     shape = (*last.shape[:-1], k)
     return (
         values.reshape(shape).movedim(-1, dim).contiguous(),

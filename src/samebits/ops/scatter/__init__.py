@@ -167,8 +167,15 @@ def histogram(
         x: any shape, float32 or float64.
         edges: [bins + 1], ascending, x's dtype.
         weight: x's shape and dtype, or None to count.
+
+    Raises:
+        ShapeError: fewer than two edges, or edges that descend.
     """
     bins = edges.numel() - 1
+    if edges.dim() != 1 or bins < 1 or bool((edges[1:] < edges[:-1]).any()):
+        raise ShapeError(
+            f"histogram: edges {tuple(edges.shape)} must be 1-D, at least two, ascending"
+        )
     flat = x.reshape(-1)
     bin_of = torch.searchsorted(edges.contiguous(), flat.contiguous(), right=True) - 1
     bin_of[flat == edges[-1]] = bins - 1
