@@ -50,7 +50,15 @@ def others() -> Iterator[Row]:
     c, d = random(256, 1024), random(1024, 1024)
     yield compare("matmul", "fp32 mm [256, 1024] @ [1024, 1024]", lambda: torch.mm(c, d))
     image, kernel = random(2, 64, 56, 56), random(64, 64, 3, 3)
+    point = random(64, 64, 1, 1)
     yield compare("conv", "fp32 conv2d 64 -> 64, 3x3, 56x56", lambda: F.conv2d(image, kernel))
+    yield compare("conv", "fp32 conv2d 64 -> 64, 1x1, 56x56", lambda: F.conv2d(image, point))
+    wide, each = random(1, 96, 56, 56), random(96, 1, 7, 7)
+    yield compare(
+        "conv",
+        "fp32 conv2d 96, 7x7 depthwise, 56x56",
+        lambda: F.conv2d(wide, each, padding=3, groups=96),
+    )
     sound, taps = random(4, 256, 100), random(512, 256, 3)
     yield compare("conv", "fp32 conv1d 256 -> 512, 3, length 100", lambda: F.conv1d(sound, taps))
 

@@ -7,6 +7,7 @@ mistaken for another.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,7 +119,7 @@ def pack(
     return Batch(ids, mask, tuple(spans))
 
 
-class TokenSubject:
+class TokenSubject(ABC):
     """What causal models and encoders have in common.
 
     Args:
@@ -173,9 +174,9 @@ class TokenSubject:
             "request": f"{self.sizes.tokens} tokens",
         }
 
+    @abstractmethod
     def run(self, batch: Batch) -> list[Bits]:
         """What the model gives for each row of a batch."""
-        raise NotImplementedError
 
     def _call(self, requests: Sequence[torch.Tensor], **how: Any) -> Call:
         return self._ready(pack(requests, **how))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ TEXT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Contract:
+class Contract(ABC):
     """What decides the bits of one operation. Pure data, hashable, compared by value.
 
     There is no batch size in it, and no place to put one.
@@ -45,13 +46,13 @@ class Contract:
         """12 hexadecimal digits of the SHA-256 of `text`: equal ids, equal bits."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
+    @abstractmethod
     def evaluate(self, *args: Any, **kwargs: Any) -> Operand:
         """The exact bits of the operation, computed on a CPU; see the kind of contract."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drawn_tree(self) -> tuple[Tree, str, int, int]:
         """The tree to draw: (tree, name of its axis, a length to draw it for, products a step)."""
-        raise NotImplementedError
 
     def render(self, fmt: str = "text", *, length: int | None = None) -> str:
         """A drawing of the reduction tree with the contract's text.

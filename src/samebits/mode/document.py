@@ -29,9 +29,10 @@ Inductor and the eager ones, and every operation with a kernel that this release
 
 Limits. Complex tensors that exist before the switch is turned on, or that a factory function makes,
 are multiplied by torch's kernel, whose bits depend on the place in memory; making one from real
-tensors is refused. `torch.add`, `sub` and `rsub` with an `alpha` that is not a power of two, in 16
-bits, are torch's too and have the same fault: write `x + alpha * y`. Kernels that others write (C++
-extensions, Triton, Numba) are not seen.
+tensors is refused. `torch.add`, `sub` and `rsub` with an `alpha` are covered as functions and
+methods (mode/scaled.py); `torch.ops.aten.add` with an `alpha`, called directly, is torch's, whose
+16-bit bits depend on the place. Kernels that others write (C++ extensions, Triton, Numba) are not
+seen.
 """
 
 
