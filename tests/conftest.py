@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import interpreter
+
 
 def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`make`, with its result filled by NaN or the largest integer when samebits calls it."""
@@ -29,6 +31,7 @@ def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return fresh
 
 
+interpreter.install()
 # Before samebits is imported: its launchers keep references to these functions.
 torch.empty = poisoned(torch.empty)
 torch.empty_like = poisoned(torch.empty_like)
