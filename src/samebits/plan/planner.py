@@ -1,33 +1,36 @@
-"""Which schedule runs: a pure look-up by contract key and M bucket. Bits do not depend on it.
+"""Which schedule runs: a pure look-up by schedule key and M bucket. Bits do not depend on it.
 
-A family registers an analytical default, a pure function of the key and a bucket's largest M. A
-loaded plan's table comes first. Nothing here looks at timing, environment or history.
+The plan in force comes first. For what it does not know, a family of kernels has an analytical
+default, a pure function of the key and a bucket. Nothing here looks at timing, environment or
+history.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 
 from samebits.contract import ContractKey
 from samebits.engines.schedule import Schedule
+from samebits.errors import ContractError
+from samebits.plan.keys import BUCKETS, ScheduleKey, schedule_key
 
-#: The largest M of each bucket; the last bucket has no end.
-BUCKETS: tuple[int, ...] = (
-    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
-)  # fmt: skip
-
-#: op -> default schedule for (key, bucket): bucket indexes BUCKETS, len(BUCKETS) is the open end.
-DEFAULTS: dict[str, Callable[[ContractKey, int], Schedule]] = {}
+#: family -> module with ``default(key: ScheduleKey, bucket: int) -> Schedule``; bucket indexes
+#: BUCKETS, len(BUCKETS) is the open end. The module is imported when the family is first used.
+FAMILIES: dict[str, str] = {
+    "linear": "samebits.engines.triton.linear.schedule",
+    "grouped": "samebits.engines.triton.grouped.schedule",
+    "attention": "samebits.engines.triton.attention.schedule",
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """The schedules of one contract key, one a bucket of M."""
+    """The schedules of one key, one a bucket of M. Look it up anew after another plan is loaded."""
 
-    key: ContractKey
+    key: ScheduleKey
     schedules: tuple[Schedule, ...]
 
     def at(self, m: int) -> Schedule:
@@ -36,7 +39,34 @@ class Row:
 
 
 @lru_cache(maxsize=4096)
-def row_for(key: ContractKey) -> Row:
-    """The schedules of `key`: from the plan in force, else the family's default."""
-    default = DEFAULTS[key.op]
-    return Row(key, tuple(default(key, bucket) for bucket in range(len(BUCKETS) + 1)))
+def row_for(
+    key: ContractKey,
+    n: int | None = None,
+    k: int | None = None,
+    group: int | None = None,
+    experts: int | None = None,
+) -> Row:
+    """The schedules of an operation: from the plan in force, else the family's default.
+
+    Args:
+        key: what decides the operation's contract.
+        n, k, group, experts: what schedules may know besides, see `keys.ScheduleKey`; n and k are
+            the sizes of the weight at hand where it is a part of the key's.
+
+    Raises:
+        ContractError: no contract covers the key, or no kernels exist for it.
+    """
+    at_hand = schedule_key(key, n, k, group, experts)
+    return Row(at_hand, tuple(default_at(at_hand, bucket) for bucket in range(len(BUCKETS) + 1)))
+
+
+def default_at(key: ScheduleKey, bucket: int) -> Schedule:
+    """The analytical default of a bucket.
+
+    Raises:
+        ContractError: no family of kernels takes the key.
+    """
+    if key.op not in FAMILIES:
+        raise ContractError(f"{key.op} on {key.device} has no schedules: {sorted(FAMILIES)} have")
+    schedule: Schedule = import_module(FAMILIES[key.op]).default(key, bucket)
+    return schedule
