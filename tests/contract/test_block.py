@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits.contract import BlockFma, hopper_mma
+from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import FORMATS, Format
 from samebits.contract.block import block_chain, fused_block
 from samebits.contract.operands import store, widen
@@ -214,3 +215,21 @@ def test_parameters_are_checked() -> None:
         BlockFma("chip", "bf16", block=4, fraction=23, significand=25)
     with pytest.raises(ContractError, match="not known"):
         BlockFma("chip", "fp4", block=4, fraction=23)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32", "e4m3"])
+def test_a_chain_goes_on_from_an_accumulator(dtype: str) -> None:
+    from samebits.contract import Chain
+    from samebits.engines.cpu.evaluate import cpu_leaf_dot
+
+    rng = np.random.default_rng(5)
+    stored = {"tf32": "bf16", "e4m3": "fp16"}.get(dtype, dtype)
+    x, w = (nx.round_to(rng.integers(-15, 16, (6, 96)) / 8, stored) for _ in range(2))
+    arithmetic = hopper_mma(dtype)
+    whole = cpu_leaf_dot(x, w, Chain(), arithmetic)
+    first = cpu_leaf_dot(x[:, :64], w[:, :64], Chain(), arithmetic)
+    second = cpu_leaf_dot(x[:, 64:], w[:, 64:], Chain(), arithmetic, acc=first)
+    assert second.tobytes() == whole.tobytes()
+    odd = np.array([[1e-44, -1e-40, np.inf, 3e38, -0.0, np.nan]], np.float32).repeat(6, 0)
+    twin = block_chain(x, w, arithmetic, odd)
+    assert cpu_leaf_dot(x, w, Chain(), arithmetic, acc=odd).tobytes() == twin.tobytes()

@@ -18,7 +18,12 @@ _PER_THREAD = 1 << 18
 
 
 def cpu_leaf_dot(
-    x: F32, w: F32, leaf: Leaf, arithmetic: Arithmetic, threads: int | None = None
+    x: F32,
+    w: F32,
+    leaf: Leaf,
+    arithmetic: Arithmetic,
+    threads: int | None = None,
+    acc: F32 | None = None,
 ) -> F32:
     """`contract.dot.leaf_dot` in C++: the same bits for every tree leaf and arithmetic.
 
@@ -28,6 +33,7 @@ def cpu_leaf_dot(
         leaf: a chain, or lanes (IEEE arithmetic only).
         arithmetic: what a step does.
         threads: None takes as many as the work deserves; bits do not depend on it.
+        acc: [M, N] fp32 that a chain starts from (the first of the lanes); +0 if None.
 
     Returns:
         [M, N] fp32.
@@ -38,6 +44,8 @@ def cpu_leaf_dot(
         return leaf_dot(x, w, leaf, arithmetic)  # refuses
     x, w = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(w, np.float32)
     out = np.zeros((m, n), np.float32)
+    if acc is not None:
+        out[:] = acc
     if threads is None:
         threads = max(1, min(_cpu.max_threads(), m * n * k // _PER_THREAD))
     pointers = (x.ctypes.data, w.ctypes.data, out.ctypes.data, m, n, k)

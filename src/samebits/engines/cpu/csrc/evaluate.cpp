@@ -69,6 +69,15 @@ struct Accumulator {
   Decoded value{0, kNoTerm};  // of fp32, while `special` is 0
   float special = 0.0f;       // Inf or NaN, once reached
 
+  explicit Accumulator(float start) {
+    if (!std::isfinite(start)) {
+      special = start;
+    } else if (start != 0.0f) {
+      const int exponent = std::max(std::ilogb(start), kMinExponent);
+      value = {static_cast<int32_t>(std::ldexp(start, 23 - exponent)), exponent};
+    }
+  }
+
   /// Takes `total` in units of 2^unit, truncated toward zero to the result's precision.
   void set(int64_t total, int unit, int significand) {
     if (total == 0) {
@@ -134,7 +143,7 @@ void block_dot(const float* x, const float* w, float* out, int64_t m, int64_t n,
   parallel_for(m * tiles, threads, [&](int64_t task) {
     const int64_t i = task / tiles, j0 = task % tiles * kColumns;
     for (int64_t j = j0; j < std::min(n, j0 + kColumns); ++j) {
-      Accumulator acc;
+      Accumulator acc(out[i * n + j]);
       for (int64_t b = 0; b < rx.blocks; ++b) {
         const int64_t k0 = b * a.block, px = i * stride + k0, pw = j * stride + k0;
         const bool special = rx.special[static_cast<size_t>(i * rx.blocks + b)] |
@@ -176,6 +185,7 @@ void evaluate_fma(const float* x, const float* w, float* out, int64_t m, int64_t
   parallel_for(m * tiles, threads, [&](int64_t task) {
     const int64_t i = task / tiles, j0 = task % tiles * kColumns, j1 = std::min(n, j0 + kColumns);
     std::vector<float> lanes(static_cast<size_t>(width * kColumns), 0.0f);
+    for (int64_t j = j0; j < j1; ++j) lanes[static_cast<size_t>((j - j0) * width)] = out[i * n + j];
     for (int64_t k0 = 0; k0 < k; k0 += width)
       for (int64_t j = j0; j < j1; ++j) {
         float* lane = &lanes[static_cast<size_t>((j - j0) * width)];

@@ -10,11 +10,11 @@ struct BlockArithmetic {
   int block, grid, significand, floor; // grid: BlockFma.fraction
 };
 
-/// The chain of fused blocks over k ascending, from +0.
+/// The chain of fused blocks over k ascending, from what `out` holds.
 void evaluate_block(const float* x, const float* w, float* out, int64_t m, int64_t n, int64_t k,
                     const BlockArithmetic& a, int threads);
 
-/// `width` interleaved fma chains from +0, folded by halves; width 1 is a plain chain.
+/// `width` interleaved fma chains (the first from what `out` holds), folded by halves; width 1 is a plain chain.
 void evaluate_fma(const float* x, const float* w, float* out, int64_t m, int64_t n, int64_t k,
                   int width, int threads);
 

@@ -1,0 +1,78 @@
+"""The mended interpreter computes what the chip computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import samebits as sb
+from interpreter import INTERPRETED
+
+if not INTERPRETED:
+    pytest.skip("a GPU is here: kernels run on it", allow_module_level=True)
+tl = pytest.importorskip("triton.language")
+triton = pytest.importorskip("triton")
+
+
+@triton.jit
+def _product(x, w, y, bits, K, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows = tl.arange(0, 16)
+    k = tl.arange(0, B)
+    acc = tl.zeros([16, 16], tl.float32)
+    for k0 in range(0, K, B):
+        a = tl.load(x + rows[:, None] * K + k0 + k[None, :])
+        b = tl.load(w + rows[None, :] * K + k0 + k[:, None])
+        acc = tl.dot(a, b, acc)
+    at = rows[:, None] * 16 + rows[None, :]
+    tl.store(y + at, acc)
+    tl.store(bits + at, acc.to(bits.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block", [16, 64])
+def test_a_dot_has_the_bits_of_the_contract(dtype: torch.dtype, block: int) -> None:
+    torch.manual_seed(0)
+    x, w = ((torch.randn(16, 256) * torch.exp2(torch.randn(16, 256) * 3)).to(dtype) for _ in "xw")
+    y, rounded = torch.empty(16, 16), torch.empty(16, 16, dtype=dtype)
+    _product[(1,)](x, w, y, rounded, 256, B=block)
+    contract = sb.contract_of("linear", n=4096, k=256, dtype=dtype, device="sm_90")
+    want = contract.evaluate(x, w)
+    assert torch.equal(y.view(torch.int32), want.view(torch.int32))
+    assert torch.equal(rounded.view(torch.int16), want.to(dtype).view(torch.int16))
+
+
+@triton.jit
+def _convert(x, y, z, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, N)
+    narrow = tl.load(x + at).to(y.dtype.element_ty)
+    tl.store(y + at, narrow)
+    tl.store(z + at, narrow.to(tl.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_conversions_round_once_to_nearest_even(dtype: torch.dtype) -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 1024, np.uint32)
+    x = torch.from_numpy(bits.view(np.float32))
+    x[:512] = torch.randn(512)
+    y, z = torch.empty(1024, dtype=dtype), torch.empty(1024)
+    _convert[(1,)](x, y, z, N=1024)
+    want = x.clamp(-448, 448) if dtype is torch.float8_e4m3fn else x
+    want = torch.where(x.isnan(), x, want).to(dtype)
+    assert torch.equal(z.nan_to_num(1.5), want.float().nan_to_num(1.5))
+    assert torch.equal(z.isnan(), want.isnan())
+
+
+@triton.jit
+def _fma(x, y, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, N)
+    v = tl.load(x + at)
+    tl.store(y + at, tl.fma(v, v, -1.0))
+
+
+def test_an_fma_rounds_once() -> None:
+    x = 1 + torch.rand(256) * 1e-4
+    y = torch.empty(256)
+    _fma[(1,)](x, y, N=256)
+    assert torch.equal(y, (x.double() * x.double() - 1).float())
+    assert not torch.equal(y, x * x - 1)
