@@ -8,16 +8,14 @@ the median of the rounds counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import Any
 
 import torch
 
-Work = Callable[[int], object]
-"""One call on the i-th set of buffers. It allocates its results, and nobody reads them."""
+from samebits.engines.replay import Captured, Work
 
 #: Bytes that a rotation reads before it comes back to its first set: several times the L2.
 ROTATION = 256 * 2**20
@@ -43,35 +41,6 @@ class Race:
         if ours not in self.seconds or against not in self.seconds:
             return None
         return self.seconds[against] / self.seconds[ours]
-
-
-class Captured:
-    """A CUDA graph of `calls` calls of one contender over its rotating sets."""
-
-    def __init__(self, work: Work, sets: int, calls: int) -> None:
-        self.calls = calls
-        self.graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            # torch.cuda.graph would collect garbage and empty the cache at every capture.
-            self.graph.capture_begin()
-            try:
-                for call in range(calls):
-                    work(call % sets)
-            finally:
-                self.graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-
-    def seconds(self) -> float:
-        """Seconds of one call, from one replay."""
-        event: Any = torch.cuda.Event
-        start, stop = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        self.graph.replay()
-        stop.record()
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) / 1e3 / self.calls
 
 
 def capture(work: Work, sets: int = 1) -> Captured:
