@@ -167,3 +167,15 @@ def test_operands_that_do_not_fit() -> None:
     ]:
         with pytest.raises(error):
             call()
+
+
+def test_row_scaled_fp8() -> None:
+    contract = LinearContract(Chain(), hopper_mma("e4m3"), "e4m3", "bf16", "row")
+    x, w = tensors((2, 3, 300), (20, 300), dtype=torch.float8_e4m3fn)
+    xs, ws = (s.abs() + 0.1 for s in tensors((2, 3, 1), (20, 1), dtype=torch.float32))
+    got = contract.evaluate(x, w, x_scale=xs, w_scale=ws).numpy()
+    acc = dot(x.float().reshape(6, 300).numpy(), w.float().numpy(), Chain(), contract.arithmetic)
+    want = acc.reshape(2, 3, 20) * (xs.numpy() * ws.numpy().reshape(20))
+    assert got.tobytes() == want.tobytes()
+    with pytest.raises(ShapeError, match="w_scale"):
+        contract.evaluate(x, w, x_scale=xs, w_scale=ws[:1])

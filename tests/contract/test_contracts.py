@@ -145,6 +145,7 @@ def test_parts_must_fit_together() -> None:
 def test_the_key_has_no_batch_field() -> None:
     assert [f.name for f in dataclasses.fields(ContractKey)] == [
         "op", "dtype", "out_dtype", "device", "n", "k", "head_dim", "value_dim", "activation",
+        "tree", "scaling",
     ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import samebits
 from samebits.contract import (
     CUDA_FMA,
     AttentionContract,
+    Balanced,
     Chain,
     IeeeFma,
     Lanes,
@@ -33,7 +34,8 @@ def test_it_is_at_the_front_door() -> None:
 
 def test_it_cannot_be_asked_about_a_batch() -> None:
     assert set(inspect.signature(contract_of).parameters) == {
-        "op", "dtype", "n", "k", "head_dim", "value_dim", "out_dtype", "activation", "device",
+        "op", "dtype", "n", "k", "head_dim", "value_dim", "out_dtype", "activation",
+        "tree", "scaling", "device",
     }  # fmt: skip
 
 
@@ -126,3 +128,19 @@ def test_what_is_not_covered_is_said(
 ) -> None:
     with pytest.raises(error, match=words):
         contract_of(**args)  # type: ignore[arg-type]
+
+
+def test_the_caller_may_ask_for_a_tree_or_a_scaling_on_a_gpu() -> None:
+    shape = {"n": 4096, "k": 4096, "device": "sm_90"}
+    assert contract_of("linear", dtype="bf16", tree=Balanced(8), **shape).tree == Balanced(8)
+    assert contract_of("mm", dtype="fp16", tree="segment(512)", **shape).tree == Segment(512)
+    row = contract_of("linear", dtype="e4m3", scaling="row", **shape)
+    assert (row.tree, row.scaling) == (Chain(), "row")
+    with pytest.raises(ContractError, match="scales are for fp8"):
+        contract_of("linear", dtype="bf16", scaling="row", **shape)
+    with pytest.raises(ContractError, match="leaves are chains"):
+        contract_of("linear", dtype="bf16", tree="lanes(16)", **shape)
+    with pytest.raises(ContractError, match="the tree is lanes"):
+        contract_of("linear", dtype="bf16", tree="chain")
+    with pytest.raises(ContractError, match="for matrix products"):
+        contract_of("softmax", dtype="bf16", tree="chain")

@@ -23,6 +23,8 @@ class ContractKey:
         head_dim: D of q and k.
         value_dim: Dv of v.
         activation: what the epilogue ends with, or None.
+        tree: text of the tree that the caller asks for, or None for the device class's own.
+        scaling: how fp8 operands are scaled (see `LinearContract`), or None for blocks.
     """
 
     op: str
@@ -34,3 +36,5 @@ class ContractKey:
     head_dim: int | None = None
     value_dim: int | None = None
     activation: str | None = None
+    tree: str | None = None
+    scaling: str | None = None

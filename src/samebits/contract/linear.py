@@ -43,9 +43,11 @@ class LinearContract(Contract):
         arithmetic: what one step of a chain does.
         input: storage type of x and w.
         output: storage type of y; the fp32 value is rounded to it once.
-        scaling: "none", or "block" for fp8 with one fp32 scale for each row of x and 128 of k, and
-            one for each 128 x 128 block of w: every leaf of `segment(128)` is folded by
-            acc = fma(leaf, x_scale * w_scale, acc) from +0, with the product of scales rounded.
+        scaling: "none"; "row" for fp8 with one fp32 scale for each row of x and each row of w: the
+            sum is multiplied by x_scale * w_scale, that product being rounded first; or "block"
+            for fp8 with one scale for each row of x and 128 of k, and one for each 128 x 128 block
+            of w: every leaf of `segment(128)` is folded by acc = fma(leaf, x_scale * w_scale, acc)
+            from +0, with the product of scales rounded.
         epilogue: names of the steps.
 
     Raises:
@@ -69,8 +71,8 @@ class LinearContract(Contract):
             raise ContractError(f"{a} does not multiply {self.input}")
         if self.input not in OUTPUTS and not isinstance(a, BlockFma):
             raise ContractError(f"{a} takes fp32, bf16 or fp16, not {self.input}")
-        if self.scaling not in ("none", "block"):
-            raise ContractError(f"scaling {self.scaling!r}: use 'none' or 'block'")
+        if self.scaling not in ("none", "row", "block"):
+            raise ContractError(f"scaling {self.scaling!r}: use 'none', 'row' or 'block'")
         if self.scaling == "block" and self.tree != Segment(SCALE_BLOCK):
             raise ContractError(f"block scaling needs the tree segment({SCALE_BLOCK})")
         unknown = [s for s in self.epilogue if s not in ("alpha", "bias", *ACTIVATIONS)]
@@ -103,8 +105,8 @@ class LinearContract(Contract):
                 bias the accumulators themselves; else the contract's output type.
             alpha: factor of the product.
             beta: factor of the bias.
-            x_scale: [..., M, ceil(K / 128)] fp32, for scaling = "block".
-            w_scale: [ceil(N / 128), ceil(K / 128)] fp32, for scaling = "block".
+            x_scale: fp32; [..., M, ceil(K / 128)] for scaling "block", [..., M, 1] for "row".
+            w_scale: fp32; [ceil(N / 128), ceil(K / 128)] for "block", [N, 1] for "row".
             engine: see `dot.dot`.
 
         Returns:
@@ -121,7 +123,7 @@ class LinearContract(Contract):
         if a.ndim < 1 or w.ndim < 2 or a.shape[-1] != w.shape[-1]:
             raise ShapeError(f"x {a.shape} and weight {w.shape}: use x [..., M, K], weight [N, K]")
         rows = a if a.ndim > 1 else a[None]
-        if self.scaling == "block":
+        if self.scaling != "none":
             y = self._scaled(rows, w, x_scale, w_scale, engine)
         elif x_scale is not None or w_scale is not None:
             raise ContractError("this contract has no scales")
@@ -151,18 +153,22 @@ class LinearContract(Contract):
         self, x: F32, w: F32, x_scale: Operand | None, w_scale: Operand | None, engine: str | None
     ) -> F32:
         k, n = x.shape[-1], w.shape[0]
-        leaves = -(-k // SCALE_BLOCK)
+        block = self.scaling == "block"
+        leaves = -(-k // SCALE_BLOCK) if block else 1
         if x_scale is None or w_scale is None:
             raise ContractError("this contract needs x_scale and w_scale")
         xs, ws = values(x_scale, "fp32", "x_scale"), values(w_scale, "fp32", "w_scale")
         if (
             w.ndim != 2
             or xs.shape != (*x.shape[:-1], leaves)
-            or ws.shape != (-(-n // SCALE_BLOCK), leaves)
+            or ws.shape != (-(-n // SCALE_BLOCK) if block else n, leaves)
         ):
             raise ShapeError(f"x_scale {xs.shape} and w_scale {ws.shape} do not fit {k=}, {n=}")
         rows = math.prod(x.shape[:-1])
         flat, xs = x.reshape(rows, k), xs.reshape(rows, leaves)
+        if not block:
+            y = dot(flat, w, self.tree, self.arithmetic, engine)
+            return nx.mul32(y, nx.mul32(xs, ws.T)).reshape(*x.shape[:-1], n)
         acc = np.zeros((len(flat), n), np.float32)
         for i in range(leaves):
             at = slice(i * SCALE_BLOCK, (i + 1) * SCALE_BLOCK)

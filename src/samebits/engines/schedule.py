@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
+#: The largest M of each bucket of rows; the last bucket has no end.
+BUCKETS: tuple[int, ...] = (
+    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
+)  # fmt: skip
+
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base of all schedules. Subclasses name themselves: ``class S(Schedule, tag="triton.gemm")``.

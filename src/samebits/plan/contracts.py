@@ -27,6 +27,7 @@ from samebits.contract import (
     Split,
     Tree,
     hopper_mma,
+    parse_tree,
 )
 from samebits.contract.linear import ACTIVATIONS, SCALE_BLOCK
 from samebits.contract.operands import OUTPUTS, dtype_name
@@ -72,7 +73,8 @@ def hopper_tree(n: int, k: int) -> Tree:
 @overload
 def contract_of(
     op: LinearOp, *, dtype: Any, n: int | None = ..., k: int | None = ..., out_dtype: Any = ...,
-    activation: str | None = ..., device: str = ...,
+    activation: str | None = ..., tree: Tree | str | None = ..., scaling: str | None = ...,
+    device: str = ...,
 ) -> LinearContract: ...  # fmt: skip
 @overload
 def contract_of(
@@ -87,7 +89,7 @@ def contract_of(
 def contract_of(
     op: str, *, dtype: Any, n: int | None = ..., k: int | None = ..., head_dim: int | None = ...,
     value_dim: int | None = ..., out_dtype: Any = ..., activation: str | None = ...,
-    device: str = ...,
+    tree: Tree | str | None = ..., scaling: str | None = ..., device: str = ...,
 ) -> Contract: ...  # fmt: skip
 def contract_of(
     op: str,
@@ -99,6 +101,8 @@ def contract_of(
     value_dim: int | None = None,
     out_dtype: Any = None,
     activation: str | None = None,
+    tree: Tree | str | None = None,
+    scaling: str | None = None,
     device: str = "cpu",
 ) -> Contract:
     """The contract of an operation: what decides its bits, and all of it.
@@ -107,13 +111,16 @@ def contract_of(
         op: "linear" (or another matrix product: "mm", "addmm", "bmm", ...), "attention", or a row
             reduction: "sum", "mean", "var", "softmax", "log_softmax", "logsumexp", "rms_norm", ...
         dtype: storage type of the operands: a torch dtype or its name; "tf32" for fp32 weights on
-            tensor cores; fp8 means block-scaled weights.
+            tensor cores; fp8 means block-scaled weights, unless `scaling` says otherwise.
         n: output features of the whole weight (needed for matrix products on a GPU).
         k: length of the whole weight's reduction axis (likewise).
         head_dim: D of q and k, for attention.
         value_dim: Dv of v; `head_dim` if None.
         out_dtype: storage type of the result; that of the operands if None (bf16 for fp8).
         activation: what the epilogue ends with, e.g. "relu".
+        tree: for matrix products on a GPU: another tree than the device class's own, e.g.
+            "balanced(8)" for weights that tensor-parallel ranks share, or "segment(512)".
+        scaling: for fp8: "block" (the default), "row" or "none"; see `LinearContract`.
         device: the device class: "cpu" or "sm_90" (also called "h100" or "h200").
 
     Returns:
@@ -140,6 +147,8 @@ def contract_of(
             head_dim=head_dim,
             value_dim=head_dim if value_dim is None else value_dim,
             activation=activation,
+            tree=None if tree is None else str(tree),
+            scaling=scaling,
         )
     )
 
@@ -164,6 +173,8 @@ def contract_for(key: ContractKey) -> Contract:
         raise ContractError(f"{key.op}: no contract fuses activation {key.activation!r}")
     if key.op in LINEAR_OPS:
         return _linear(key)
+    if key.tree is not None or key.scaling is not None:
+        raise ContractError(f"{key.op}: tree and scaling are for matrix products")
     if key.op in ATTENTION_OPS:
         return _attention(key)
     return _row(key)
@@ -180,21 +191,28 @@ def _linear(key: ContractKey) -> LinearContract:
     epilogue = ("alpha", "bias") if key.activation is None else ("alpha", "bias", key.activation)
     if key.out_dtype not in OUTPUTS:
         raise _no(key, "results are fp32, bf16 or fp16")
+    fp8 = key.dtype in ("e4m3", "e5m2")
+    if key.scaling is not None and not fp8:
+        raise ContractError(f"{key.op}: scales are for fp8 operands, not for {key.dtype}")
     if key.device == "cpu":
         if key.dtype not in OUTPUTS:
             raise _no(key, "the CPU engine takes fp32, bf16 and fp16")
+        if key.tree not in (None, str(Lanes(16))):
+            raise _no(key, f"the tree is {Lanes(16)}, not {key.tree}")
         return LinearContract(Lanes(16), IEEE_FMA, key.dtype, key.out_dtype, epilogue=epilogue)
     if key.n is None or key.k is None:
         raise ContractError(f"{key.op} on {key.device}: give n and k, they decide the tree")
-    if key.dtype == "fp32":
-        return LinearContract(Chain(), CUDA_FMA, "fp32", key.out_dtype, epilogue=epilogue)
-    arithmetic = hopper_mma(key.dtype)
-    if key.dtype in ("e4m3", "e5m2"):
-        return LinearContract(
-            Segment(SCALE_BLOCK), arithmetic, key.dtype, key.out_dtype, "block", epilogue
-        )
-    tree = hopper_tree(key.n, key.k)
-    return LinearContract(tree, arithmetic, key.dtype, key.out_dtype, epilogue=epilogue)
+    scaling = (key.scaling or "block") if fp8 else "none"
+    if key.tree is not None:
+        tree = parse_tree(key.tree)
+        if not isinstance(getattr(tree, "leaf", tree), Chain):
+            raise _no(key, f"leaves are chains, and the tree {tree} has others")
+    elif fp8:
+        tree = Segment(SCALE_BLOCK) if scaling == "block" else Chain()
+    else:
+        tree = Chain() if key.dtype == "fp32" else hopper_tree(key.n, key.k)
+    arithmetic = CUDA_FMA if key.dtype == "fp32" else hopper_mma(key.dtype)
+    return LinearContract(tree, arithmetic, key.dtype, key.out_dtype, scaling, epilogue)
 
 
 def _attention(key: ContractKey) -> AttentionContract:

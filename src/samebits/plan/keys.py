@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from samebits.contract import ContractKey, LinearContract
+from samebits.engines.schedule import BUCKETS
 from samebits.plan.contracts import ATTENTION_OPS, LINEAR_OPS, contract_for
 
-#: The largest M of each bucket; the last bucket has no end.
-BUCKETS: tuple[int, ...] = (
-    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
-)  # fmt: skip
+__all__ = ["BUCKETS", "ScheduleKey", "family_of", "schedule_key"]
 
 
 @dataclass(frozen=True)
