@@ -36,6 +36,10 @@ class DTypeError(SamebitsError, TypeError):
     """Operands of a dtype, layout or device that the operation does not take."""
 
 
+class PlanError(SamebitsError, ValueError):
+    """A plan that is damaged, was made for another stack, or holds a schedule with other bits."""
+
+
 class SwitchError(SamebitsError):
     """The switch could not be turned, or came too late to hold."""
 

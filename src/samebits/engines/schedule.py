@@ -6,6 +6,8 @@ a schedule self-describing in a plan file.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 #: The largest M of each bucket of rows; the last bucket has no end.
@@ -19,4 +21,56 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
     A schedule holds tile sizes, warps, stages, operand order, the kernel that runs: never a leaf
     length, a number format or another part of a contract.
+
+    Attributes:
+        library: the vendor's library whose algorithm it names ("cublaslt"), else "". Such a
+            schedule means nothing to another version of the library.
     """
+
+    library: ClassVar[str] = ""
+
+
+class ScheduleKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that the choice of a row of schedules can see. A test pins these field names.
+
+    Like a contract's key it has no number of rows: those pick a bucket of the row. Unlike it, sizes
+    are those of the operands at hand: a tensor-parallel rank's part of a weight has the tree of the
+    whole weight and the schedule of its own size.
+
+    Attributes:
+        op: the family: "linear" for every matrix product, "grouped", "attention", "rms_norm", ...
+        device: device class, e.g. "sm_90".
+        dtype: storage type of the operands.
+        out_dtype: storage type of the result.
+        tree: text of the contract's tree, e.g. "split(4)".
+        scaling: of a `LinearContract`.
+        n: output features of the weight at hand.
+        k: length of the reduction axis at hand.
+        head_dim: D of q and k.
+        value_dim: Dv of v.
+        group: query heads that share one KV head.
+        experts: expert weights at hand.
+    """
+
+    op: str
+    device: str
+    dtype: str
+    out_dtype: str
+    tree: str = ""
+    scaling: str = "none"
+    n: int | None = None
+    k: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    group: int | None = None
+    experts: int | None = None
+
+    def __str__(self) -> str:
+        shape = [
+            f"{self.n} x {self.k}" if self.n is not None else "",
+            f"D {self.head_dim}" if self.head_dim is not None else "",
+            f"group {self.group}" if self.group is not None else "",
+            f"{self.experts} experts" if self.experts is not None else "",
+        ]
+        kind = self.dtype if self.dtype == self.out_dtype else f"{self.dtype} to {self.out_dtype}"
+        return " ".join(part for part in (self.op, *shape, kind, self.tree, self.device) if part)

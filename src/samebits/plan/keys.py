@@ -1,52 +1,13 @@
-"""What a schedule may depend on, besides the bucket of rows that it is for."""
+"""From the key of a contract to the key of its schedules, and back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from samebits.contract import ContractKey, LinearContract
-from samebits.engines.schedule import BUCKETS
+from samebits.contract import Contract, ContractKey, LinearContract
+from samebits.engines.schedule import ScheduleKey
+from samebits.errors import ContractError
 from samebits.plan.contracts import ATTENTION_OPS, LINEAR_OPS, contract_for
-
-__all__ = ["BUCKETS", "ScheduleKey", "family_of", "schedule_key"]
-
-
-@dataclass(frozen=True)
-class ScheduleKey:
-    """Everything that the choice of a row of schedules can see. A test pins these field names.
-
-    Like a contract's key it has no number of rows: those pick a bucket of the row. Unlike it, sizes
-    are those of the operands at hand: a tensor-parallel rank's part of a weight has the tree of the
-    whole weight and the schedule of its own size.
-
-    Attributes:
-        op: the family: "linear" for every matrix product, "grouped", "attention", "rms_norm", ...
-        device: device class, e.g. "sm_90".
-        dtype: storage type of the operands.
-        out_dtype: storage type of the result.
-        tree: text of the contract's tree, e.g. "split(4)"; empty where a contract has none.
-        scaling: of a `LinearContract`.
-        n: output features of the weight at hand.
-        k: length of the reduction axis at hand.
-        head_dim: D of q and k.
-        value_dim: Dv of v.
-        group: query heads that share one KV head.
-        experts: expert weights at hand.
-    """
-
-    op: str
-    device: str
-    dtype: str
-    out_dtype: str
-    tree: str = ""
-    scaling: str = "none"
-    n: int | None = None
-    k: int | None = None
-    head_dim: int | None = None
-    value_dim: int | None = None
-    group: int | None = None
-    experts: int | None = None
 
 
 def family_of(op: str) -> str:
@@ -75,18 +36,47 @@ def schedule_key(
         ContractError: no contract covers the key.
     """
     contract = contract_for(key)
-    own = ScheduleKey(
+    return ScheduleKey(
         op=family_of(key.op),
         device=key.device,
         dtype=key.dtype,
         out_dtype=key.out_dtype,
-        tree=str(getattr(contract, "tree", "")),
+        tree=_tree(contract),
         scaling=contract.scaling if isinstance(contract, LinearContract) else "none",
-        n=key.n,
-        k=key.k,
+        n=key.n if n is None else n,
+        k=key.k if k is None else k,
         head_dim=key.head_dim,
         value_dim=key.value_dim,
         group=group,
         experts=experts,
     )
-    return replace(own, n=own.n if n is None else n, k=own.k if k is None else k)
+
+
+def contract_at(key: ScheduleKey) -> Contract:
+    """The contract of the operation at hand.
+
+    Raises:
+        ContractError: no contract covers the key, or its tree is none that the operation can have.
+    """
+    linear, fp8 = key.op == "linear", key.dtype in ("e4m3", "e5m2")
+    contract = contract_for(
+        ContractKey(
+            op=key.op,
+            dtype=key.dtype,
+            out_dtype=key.out_dtype,
+            device=key.device,
+            n=key.n,
+            k=key.k,
+            head_dim=key.head_dim,
+            value_dim=key.value_dim,
+            tree=key.tree if linear else None,
+            scaling=key.scaling if linear and fp8 else None,
+        )
+    )
+    if _tree(contract) != key.tree:
+        raise ContractError(f"{key}: the tree of this operation is {_tree(contract)}")
+    return contract
+
+
+def _tree(contract: Contract) -> str:
+    return str(getattr(contract, "tree", ""))

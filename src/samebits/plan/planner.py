@@ -1,8 +1,8 @@
 """Which schedule runs: a pure look-up by schedule key and M bucket. Bits do not depend on it.
 
-The plan in force comes first. For what it does not know, a family of kernels has an analytical
-default, a pure function of the key and a bucket. Nothing here looks at timing, environment or
-history.
+The plan in force comes first: the committed tables of the device class, or a plan that was loaded.
+For what it does not know, a family of kernels has an analytical default, a pure function of the key
+and a bucket. Nothing here looks at timing, environment or history.
 """
 
 from __future__ import annotations
@@ -10,32 +10,40 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 
 from samebits.contract import ContractKey
-from samebits.engines.schedule import Schedule
-from samebits.errors import ContractError
-from samebits.plan.keys import BUCKETS, ScheduleKey, schedule_key
-
-#: family -> module with ``default(key: ScheduleKey, bucket: int) -> Schedule``; bucket indexes
-#: BUCKETS, len(BUCKETS) is the open end. The module is imported when the family is first used.
-FAMILIES: dict[str, str] = {
-    "linear": "samebits.engines.triton.linear.schedule",
-    "grouped": "samebits.engines.triton.grouped.schedule",
-    "attention": "samebits.engines.triton.attention.schedule",
-}
+from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+from samebits.errors import PlanError
+from samebits.plan import tables
+from samebits.plan.document import Choice, Plan
+from samebits.plan.families import default_at
+from samebits.plan.keys import schedule_key
 
 
 @dataclass(frozen=True)
 class Row:
-    """The schedules of one key, one a bucket of M. Look it up anew after another plan is loaded."""
+    """The schedules of one key, one a bucket of M. Look it up anew after another plan is loaded.
+
+    Attributes:
+        schedules: the fastest.
+        own: the fastest of this project's kernels, for operands that a vendor's do not take.
+    """
 
     key: ScheduleKey
     schedules: tuple[Schedule, ...]
+    own: tuple[Schedule, ...]
 
     def at(self, m: int) -> Schedule:
         """The schedule for m rows."""
         return self.schedules[bisect_left(BUCKETS, m)]
+
+    def own_at(self, m: int) -> Schedule:
+        """The schedule of this project's kernels for m rows."""
+        return self.own[bisect_left(BUCKETS, m)]
+
+
+#: Loaded by the user, by device class; elsewhere the committed tables hold.
+_loaded: dict[str, Plan] = {}
 
 
 @lru_cache(maxsize=4096)
@@ -56,17 +64,59 @@ def row_for(
     Raises:
         ContractError: no contract covers the key, or no kernels exist for it.
     """
-    at_hand = schedule_key(key, n, k, group, experts)
-    return Row(at_hand, tuple(default_at(at_hand, bucket) for bucket in range(len(BUCKETS) + 1)))
+    return _row(schedule_key(key, n, k, group, experts))
 
 
-def default_at(key: ScheduleKey, bucket: int) -> Schedule:
-    """The analytical default of a bucket.
+def _row(key: ScheduleKey) -> Row:
+    choices = _choices(key.device).get(key, ())
+    if not choices:
+        defaults = tuple(default_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
+        return Row(key, defaults, defaults)
+    usable = not any(choice.schedule.library for choice in choices) or _same_library(key.device)
+    schedules, own = [], []
+    for bucket, choice in enumerate(choices):
+        mine = choice.schedule
+        if mine.library:
+            mine = choice.own or default_at(key, bucket)
+        schedules.append(choice.schedule if usable else mine)
+        own.append(mine)
+    return Row(key, tuple(schedules), tuple(own))
 
-    Raises:
-        ContractError: no family of kernels takes the key.
-    """
-    if key.op not in FAMILIES:
-        raise ContractError(f"{key.op} on {key.device} has no schedules: {sorted(FAMILIES)} have")
-    schedule: Schedule = import_module(FAMILIES[key.op]).default(key, bucket)
-    return schedule
+
+@lru_cache(maxsize=16)
+def _choices(device: str) -> dict[ScheduleKey, tuple[Choice, ...]]:
+    return {entry.key: entry.choices for entry in in_force(device).entries}
+
+
+def _same_library(device: str) -> bool:
+    """Whether a vendor's algorithms mean here what they meant where the plan was made."""
+    return in_force(device).stack.cublaslt == tables.cublaslt()
+
+
+def in_force(device: str) -> Plan:
+    """The plan that decides schedules on a device class."""
+    return _loaded.get(device) or tables.committed(device)
+
+
+def put_in_force(plan: Plan) -> None:
+    """Makes `plan` decide on its device class, instead of the committed tables."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"{type(plan).__name__} is no plan")
+    _loaded[plan.stack.device_class] = plan
+    _forget()
+
+
+def back_to_tables() -> None:
+    """Puts the committed tables in force again."""
+    _loaded.clear()
+    _forget()
+
+
+def loaded() -> dict[str, Plan]:
+    """The plans that were put in force, by device class."""
+    return dict(_loaded)
+
+
+def _forget() -> None:
+    row_for.cache_clear()
+    _choices.cache_clear()

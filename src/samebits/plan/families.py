@@ -1,0 +1,57 @@
+"""Families of kernels by name: where their schedules and their analytical defaults are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from samebits.engines.schedule import Schedule, ScheduleKey
+from samebits.errors import ContractError
+
+#: family -> modules that define its schedules, imported when the family is first used. The first
+#: has ``default(key: ScheduleKey, bucket: int) -> Schedule``, pure: bucket indexes BUCKETS,
+#: len(BUCKETS) is the open end.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "linear": ("samebits.engines.triton.linear.schedule", "samebits.engines.vendor.schedule"),
+    "grouped": ("samebits.engines.triton.grouped.schedule",),
+    "attention": ("samebits.engines.triton.attention.schedule",),
+}
+
+
+def default_at(key: ScheduleKey, bucket: int) -> Schedule:
+    """The analytical default of a bucket: a pure function of the key.
+
+    Raises:
+        ContractError: no family of kernels takes the key.
+    """
+    schedule: Schedule = import_module(_modules(key.op)[0]).default(key, bucket)
+    return schedule
+
+
+def schedule_kinds(ops: Iterable[str]) -> dict[str, type[Schedule]]:
+    """The kinds of schedules that the families of `ops` define, by tag.
+
+    Raises:
+        ContractError: a family is not known.
+    """
+    for op in sorted(ops):
+        for module in _modules(op):
+            import_module(module)
+    found: dict[str, type[Schedule]] = {}
+    stack: list[type[Schedule]] = [Schedule]
+    while stack:
+        kind = stack.pop()
+        stack += kind.__subclasses__()
+        found[str(kind.__struct_config__.tag)] = kind
+    return found
+
+
+def has_schedules(key: ScheduleKey) -> bool:
+    """Whether kernels with schedules exist for the key; the CPU engine has none."""
+    return key.device != "cpu" and key.op in FAMILIES
+
+
+def _modules(op: str) -> tuple[str, ...]:
+    if op not in FAMILIES:
+        raise ContractError(f"{op!r} has no schedules: {sorted(FAMILIES)} have")
+    return FAMILIES[op]
