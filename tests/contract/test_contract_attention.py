@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from samebits import bits
-from samebits.contract import IEEE_FMA, AttentionContract, hopper_mma
+from samebits.contract import IEEE_FMA, AttentionContract, hopper_attention
 from samebits.contract import numerics as nx
 from samebits.contract.attention import fold_leaves, power
 from samebits.errors import ContractError, DTypeError, ShapeError
 
 CPU = AttentionContract(IEEE_FMA, "bf16", "bf16", leaf=64)
-HOPPER = AttentionContract(hopper_mma("bf16"), "bf16", "bf16", leaf=64, positions="absolute")
+HOPPER = hopper_attention("bf16", leaf=64)
 BOTH = pytest.mark.parametrize("contract", [CPU, HOPPER], ids=["cpu", "sm_90"])
 
 
@@ -89,7 +89,7 @@ def test_a_maximum_may_be_raised_at_any_time() -> None:
 
 def test_what_cannot_be_evaluated() -> None:
     q, k, v = qkv(2, 9)
-    hw = AttentionContract(hopper_mma("bf16"), "bf16", "bf16", exp2="hw(64)")
+    hw = hopper_attention("bf16", exp2="hw")
     for call, error in [
         (lambda: hw.evaluate(q, k, v), ContractError),
         (lambda: CPU.evaluate(q, k, v, out_dtype="fp16"), ContractError),

@@ -24,6 +24,7 @@ from samebits.contract import (
     RowContract,
     Segment,
     Split,
+    hopper_attention,
     hopper_mma,
     parse,
     parse_arithmetic,
@@ -47,8 +48,8 @@ LINEAR = [
 OTHERS = [
     AttentionContract(IEEE_FMA, "fp32", "fp32"),
     AttentionContract(IEEE_FMA, "bf16", "bf16"),
-    AttentionContract(hopper_mma("bf16"), "bf16", "bf16", leaf=1024, positions="absolute"),
-    AttentionContract(hopper_mma("bf16"), "bf16", "bf16", exp2="hw(64)", positions="absolute"),
+    hopper_attention("bf16", leaf=1024),
+    hopper_attention("fp16", kv="e4m3", exp2="hw"),
     *(RowContract(op, "bf16", "fp32") for op in FORMULAS),
 ]
 ALL: list[Contract] = [*LINEAR, *OTHERS]
@@ -70,8 +71,8 @@ def test_ids_are_stable() -> None:
     """An id names bits. If one changes here, the bits of a plan file's contract have changed."""
     assert [c.id for c in ALL[:14]] == [
         "53a17c001123", "882eb3d3648e", "571f518ecd52", "71e52db80383", "d160e948e8f2",
-        "badbfc9367b5", "cff4ed2abf5c", "2ba5a1864a0b", "db870a96a624", "fc8af4a2b790",
-        "1b60f0f841e4", "97dc963becbc", "ba31f8651da0", "92f690378ac2",
+        "badbfc9367b5", "cff4ed2abf5c", "2ba5a1864a0b", "e1799e85134d", "6b1fa073af6d",
+        "ccd43ad57cf2", "f0db5f452115", "ba31f8651da0", "92f690378ac2",
     ]  # fmt: skip
 
 
@@ -144,8 +145,8 @@ def test_parts_must_fit_together() -> None:
 
 def test_the_key_has_no_batch_field() -> None:
     assert [f.name for f in dataclasses.fields(ContractKey)] == [
-        "op", "dtype", "out_dtype", "device", "n", "k", "head_dim", "value_dim", "activation",
-        "tree", "scaling",
+        "op", "dtype", "out_dtype", "device", "n", "k", "head_dim", "value_dim", "kv_dtype",
+        "activation", "tree", "scaling",
     ]  # fmt: skip
 
 

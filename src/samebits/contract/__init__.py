@@ -27,7 +27,7 @@ from samebits.contract.arithmetic import (
     IeeeFma,
     hopper_mma,
 )
-from samebits.contract.attention import AttentionContract
+from samebits.contract.attention import AttentionContract, hopper_attention
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, register_engine
 from samebits.contract.key import ContractKey
@@ -51,6 +51,6 @@ from samebits.contract.tree import (
 __all__ = [
     "CUDA_FMA", "FORMATS", "IEEE_FMA", "Add", "Arithmetic", "AttentionContract", "Balanced",
     "BlockFma", "Chain", "Contract", "ContractKey", "Format", "IeeeFma", "Lanes", "LinearContract",
-    "Node", "RowContract", "Run", "Segment", "Split", "Tree", "dot", "expand", "hopper_mma",
-    "nested", "parse", "parse_arithmetic", "parse_tree", "register_engine",
+    "Node", "RowContract", "Run", "Segment", "Split", "Tree", "dot", "expand", "hopper_attention",
+    "hopper_mma", "nested", "parse", "parse_arithmetic", "parse_tree", "register_engine",
 ]  # fmt: skip

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from samebits.contract import attention_steps as steps
 from samebits.contract import functions
 from samebits.contract import numerics as nx
-from samebits.contract.arithmetic import Arithmetic, BlockFma
+from samebits.contract.arithmetic import Arithmetic, BlockFma, hopper_mma
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, require_gradual_underflow
 from samebits.contract.numerics import F32
@@ -34,30 +35,40 @@ class AttentionContract(Contract):
                with softcap x = t(s * fp32(scale / cap)) * fp32(cap * log2 e), where
                t(z) = 1 - 2 / (2^min(126, z * fp32(2 log2 e)) + 1) is tanh;
                with an additive mask then x = fma(bias, fp32(log2 e), x)
-    leaf       `leaf` keys (see `positions`): m = ceil(max x), a power of two's exponent, NaN passed
-               over; p = 2^(x - m), exactly 0 where x - m < -126, rounded once to `probabilities`;
+    leaf       `leaf` keys (see `positions`): m = ceil(max x), a power of two's exponent; then
+               p = 2^(x - m), rounded once to `probabilities`;
                o[d] = chain of p v[d] and l = chain of p (against a column of ones), from +0
-    fold       leaves in ascending order, the first as it is: the side with the smaller maximum is
-               multiplied by an exact power of two (0 below 2^-126) in the fma that adds it to the
-               other; so it does not matter when, or how often, a maximum is raised
-    sink       one more key after all others: x = sink * fp32(log2 e), its p is not rounded and it
-               has no value: l is folded with it, o is multiplied by the power of two
-    result     o / l, rounded once to `output`; a row that sees no key gives +0
+    fold       leaves in ascending order; the side with the smaller maximum is multiplied by an
+               exact power of two (0 below 2^-126), so it does not matter when, or how often, a
+               maximum is raised
+    sink       one more key after all others: x = sink * fp32(log2 e), its p (by "poly") is not
+               rounded and it has no value: l is folded with it, o is multiplied by the power of two
+    result     o / l, times the values' scale if there is one, rounded once to `output`; a row that
+               sees no key gives +0
 
     A key that is not seen takes no part: its K and V may hold anything. A leaf without a seen key
-    is no leaf.
+    is no leaf. There are two forms, by `maximum`:
+
+    - "ceil": the maximum of a whole leaf, NaN passed over. x is rounded. The fold's first leaf is
+      taken as it is, and the scaled side is scaled inside the fma that adds it to the other.
+    - "ceil(64)": what a tensor core's kernel does. The maximum m' = max(m, ceil(max x)) is raised
+      after each 64 positions of a leaf, NaN if one is NaN, and o and l are then multiplied by
+      2^(m - m'). x = s * a is not rounded by itself: x - m is one fma (with softcap or an additive
+      mask x is rounded). The fold is o = fma(o, 2^(M - M'), o' * 2^(m' - M')), l alike; a leaf
+      whose maximum is -Inf is skipped, and a row whose maximum is -Inf gives +0.
 
     Attributes:
         arithmetic: what a step of the chains does.
-        input: storage type of q, k and v.
+        input: storage type of q.
         output: storage type of the result.
+        kv: storage type of k and v: `input`, or e4m3, which is widened to `input` exactly.
         scores: tree along the head dimension.
         leaf: keys in a leaf.
         positions: "seen" counts the keys that the row sees (so padding and a window's position do
             not matter); "absolute" cuts at multiples of `leaf` of the sequence.
-        maximum: "ceil", the power-of-two maximum.
-        exp2: "poly" is the polynomial of `contract.functions`, the same on every machine; "hw(64)"
-            is the chip's own, with the maximum raised every 64 keys: it cannot be evaluated here.
+        maximum: the power-of-two maximum, see above.
+        exp2: "poly" is `contract.functions.exp2_flush`, "poly(4)" and "poly(3)" are `exp2_short`;
+            "hw" is the chip's own: it cannot be evaluated here.
         probabilities: storage type that p is rounded to before it meets v.
         fold: order of the leaves.
 
@@ -70,6 +81,7 @@ class AttentionContract(Contract):
     arithmetic: Arithmetic
     input: str
     output: str
+    kv: str = ""
     scores: Tree = CHAIN
     leaf: int = 512
     positions: str = "seen"
@@ -79,23 +91,31 @@ class AttentionContract(Contract):
     fold: str = "ascending"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "probabilities", self.probabilities or self.input)
+        for name in ("kv", "probabilities"):
+            object.__setattr__(self, name, getattr(self, name) or self.input)
+        stepped = self.maximum == "ceil(64)"
         choices = {
             "input": OUTPUTS,
             "output": OUTPUTS,
+            "kv": (self.input, "e4m3") if stepped else (self.input,),
             "probabilities": (self.input,),
-            "positions": ("seen", "absolute"),
-            "maximum": ("ceil",),
-            "exp2": ("poly", "hw(64)"),
+            "maximum": ("ceil", "ceil(64)"),
+            "positions": ("absolute",) if stepped else ("seen",),
+            "exp2": ("poly(4)", "poly(3)", "hw") if stepped else ("poly",),
             "fold": ("ascending",),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ContractError(f"{name} {getattr(self, name)!r}: use one of {allowed}")
+        if isinstance(self.arithmetic, BlockFma) != stepped:
+            raise ContractError(f"{self.arithmetic} does not fit a maximum of {self.maximum}")
         if isinstance(self.arithmetic, BlockFma) and self.arithmetic.input != self.input:
             raise ContractError(f"{self.arithmetic} does not multiply {self.input}")
-        if self.leaf < 1:
-            raise ContractError(f"a leaf of {self.leaf} keys: use at least 1")
+        if self.leaf < 1 or (stepped and self.leaf % steps.STEP):
+            raise ContractError(
+                f"a leaf of {self.leaf} keys: use at least 1, whole steps of {steps.STEP} with "
+                "ceil(64)"
+            )
 
     @property
     def tree(self) -> Tree:
@@ -117,6 +137,8 @@ class AttentionContract(Contract):
         bias: npt.ArrayLike | None = None,
         softcap: float | None = None,
         sink: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
         out_dtype: Any = "fp32",
         engine: str | None = None,
     ) -> Operand:
@@ -124,13 +146,15 @@ class AttentionContract(Contract):
 
         Args:
             q: [..., T, D], stored as `input`.
-            k: [..., S, D]; v: [..., S, Dv]; the same leading axes as `q`.
+            k: [..., S, D]; v: [..., S, Dv], stored as `kv`; the same leading axes as `q`.
             seen: bool, broadcasts to [..., T, S]: which keys a row sees; all if None.
             causal: row t sees keys up to S - T + t only.
             scale: factor of the scores; 1 / sqrt(D) if None.
             bias: fp32, broadcasts to [..., T, S]: the additive mask.
             softcap: the scores' cap, or None.
             sink: logit of the extra key, or None.
+            k_scale: fp32 factor of k, multiplied (rounded once) into what s is multiplied by.
+            v_scale: fp32 factor of v, multiplied into the result (rounded once).
             out_dtype: "fp32" gives the value before the last rounding.
             engine: see `dot.dot`.
 
@@ -140,13 +164,47 @@ class AttentionContract(Contract):
         Raises:
             ShapeError, DTypeError, ContractError: operands that the contract does not take.
         """
+        y, _ = self._evaluate(
+            q, k, v, seen=seen, causal=causal, scale=scale, bias=bias, softcap=softcap, sink=sink,
+            k_scale=k_scale, v_scale=v_scale, out_dtype=out_dtype, engine=engine,
+        )  # fmt: skip
+        return store(y, dtype_name(out_dtype), self.arithmetic.nan, q)
+
+    def logsumexp(self, q: Operand, k: Operand, v: Operand, **options: Any) -> Operand:
+        """The logsumexp of the scores, [..., T] fp32: fma(m, fp32(ln 2), log l), log of
+        `contract.functions`; -Inf for a row that sees nothing. Arguments as `evaluate`.
+        """
+        lse = self._evaluate(q, k, v, **options)[1]
+        return store(lse, "fp32", self.arithmetic.nan, q)
+
+    def _evaluate(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        *,
+        seen: npt.ArrayLike | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        bias: npt.ArrayLike | None = None,
+        softcap: float | None = None,
+        sink: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out_dtype: Any = "fp32",
+        engine: str | None = None,
+    ) -> tuple[F32, F32]:
+        """Results before the last rounding [..., T, Dv], and their logsumexps [..., T]."""
         require_gradual_underflow()
-        if self.exp2 != "poly":
+        if self.exp2 == "hw":
             raise ContractError(f"exp2 {self.exp2}: only the chip itself can evaluate it")
+        if self.maximum == "ceil" and not k_scale is v_scale is None:
+            raise ContractError(f"k and v of {self.kv} have no scales in this contract")
         out = dtype_name(out_dtype)
         if out not in ("fp32", self.output):
             raise ContractError(f"this contract rounds to {self.output}, not to {out}")
-        qs, ks, vs = (values(t, self.input, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        qs = values(q, self.input, "q")
+        ks, vs = values(k, self.kv, "k"), values(v, self.kv, "v")
         lead, (rows, d), keys = qs.shape[:-2], qs.shape[-2:], ks.shape[-2]
         if ks.shape != (*lead, keys, d) or vs.shape[:-1] != (*lead, keys):
             raise ShapeError(f"q {qs.shape}, k {ks.shape}, v {vs.shape} do not fit together")
@@ -154,19 +212,45 @@ class AttentionContract(Contract):
         if causal:
             visible = visible & np.tri(rows, keys, keys - rows, dtype=bool)
         scale = 1 / math.sqrt(d) if scale is None else scale
+        a = np.array(scale * math.log2(math.e) if softcap is None else scale / softcap, np.float32)
+        if k_scale is not None:
+            a = nx.mul32(a, np.float32(k_scale))
         mask = (
             None if bias is None else np.broadcast_to(np.asarray(bias, np.float32), visible.shape)
         )
         y = np.zeros((*lead, rows, vs.shape[-1]), np.float32)
+        lse = np.zeros((*lead, rows), np.float32)
         for i in np.ndindex(lead):
             s = dot(qs[i], ks[i], self.scores, self.arithmetic, engine)
-            x = exponents(s, scale, softcap, None if mask is None else mask[i])
-            for t in range(rows):
-                y[i][t] = self._row(x[t], vs[i], visible[i][t], sink, engine)
-        return store(y, out, self.arithmetic.nan, q)
+            extra = None if mask is None else mask[i]
+            if self.maximum == "ceil":
+                x = exponents(s, a, softcap, extra)
+                for t in range(rows):
+                    y[i][t], lse[i][t] = self._row(x[t], vs[i], visible[i][t], sink, engine)
+            else:
+                fused = softcap is None and extra is None
+                x = s if fused else exponents(s, a, softcap, extra)
+                pair = steps.Exponents(x, a if fused else None)
+                y[i], lse[i] = self._rows(pair, vs[i], visible[i], sink, engine)
+        return (y if v_scale is None else nx.mul32(y, np.float32(v_scale))), lse
 
-    def _row(self, x: F32, v: F32, seen: Seen, sink: float | None, engine: str | None) -> F32:
-        """One row, from its exponents x [S], v [S, Dv] and the keys that it sees."""
+    def _rows(
+        self, x: steps.Exponents, v: F32, seen: Seen, sink: float | None, engine: str | None
+    ) -> tuple[F32, F32]:
+        """All rows of a head in the form "ceil(64)"."""
+        assert isinstance(self.arithmetic, BlockFma)
+        m, l, o = steps.attend(  # noqa: E741
+            x, v, seen, self.arithmetic, leaf=self.leaf, degree=int(self.exp2[5:-1]),
+            probabilities=self.probabilities, engine=engine,
+        )  # fmt: skip
+        if sink is not None:
+            m, l, o = steps.fold_sink(m, l, o, sink)  # noqa: E741
+        return steps.result(m, l, o)
+
+    def _row(
+        self, x: F32, v: F32, seen: Seen, sink: float | None, engine: str | None
+    ) -> tuple[F32, F32]:
+        """One row in the form "ceil": its exponents x [S], v [S, Dv], and the keys that it sees."""
         terms = np.concatenate([v, np.ones((len(v), 1), np.float32)], axis=1)  # o and l together
         m, acc = np.float32(-np.inf), np.zeros(terms.shape[1], np.float32)
         leaves = self._leaves(seen)
@@ -174,7 +258,9 @@ class AttentionContract(Contract):
             top = np.fmax.reduce(x[keys], initial=np.float32(-np.inf))
             leaf_m = np.ceil(top)
             p = nx.round_to(weights(x[keys], leaf_m), self.probabilities)
-            leaf = self._chain(p, terms[keys], keys, engine)
+            leaf = dot(
+                p[None], np.ascontiguousarray(terms[keys].T), CHAIN, self.arithmetic, engine
+            )[0]
             m, acc = (leaf_m, leaf) if i == 0 else fold_leaves(m, acc, leaf_m, leaf)
         if sink is not None and sink != -math.inf:
             x_sink = nx.mul32(np.float32(sink), LOG2E)
@@ -182,36 +268,36 @@ class AttentionContract(Contract):
             o = nx.mul32(acc[:-1], power(nx.sub32(m, m_sink)) if m <= m_sink else np.float32(1))
             m, l = fold_leaves(m, acc[-1], m_sink, weights(x_sink, m_sink))  # noqa: E741
             acc = np.append(o, l)
+        lse = nx.fma32(m, steps.LN2, functions.log(acc[-1]))
         if not leaves and acc[-1] == 0:
-            return np.zeros(v.shape[1], np.float32)
-        return nx.div32(acc[:-1], acc[-1])
+            return np.zeros(v.shape[1], np.float32), lse
+        return nx.div32(acc[:-1], acc[-1]), lse
 
     def _leaves(self, seen: Seen) -> list[npt.NDArray[np.int64]]:
-        """The positions of the seen keys of each leaf that has any."""
+        """The positions of each leaf's seen keys."""
         at = np.flatnonzero(seen)
-        number = np.arange(len(at)) if self.positions == "seen" else at
-        return [at[number // self.leaf == i] for i in np.unique(number // self.leaf)]
-
-    def _chain(self, p: F32, terms: F32, keys: npt.NDArray[np.int64], engine: str | None) -> F32:
-        """Chains of p * terms over the keys of a leaf: p [n], terms [n, C] -> [C].
-
-        A tensor core takes its blocks at fixed places of the leaf, with zeros for keys not seen.
-        """
-        if isinstance(self.arithmetic, BlockFma) and self.positions == "absolute":
-            all_p = np.zeros(self.leaf, np.float32)
-            all_terms = np.zeros((self.leaf, terms.shape[1]), np.float32)
-            all_p[keys % self.leaf], all_terms[keys % self.leaf] = p, terms
-            p, terms = all_p, all_terms
-        row: F32 = dot(p[None], np.ascontiguousarray(terms.T), CHAIN, self.arithmetic, engine)[0]
-        return row
+        return [at[start : start + self.leaf] for start in range(0, len(at), self.leaf)]
 
 
-def exponents(s: F32, scale: float, softcap: float | None, bias: F32 | None) -> F32:
-    """x, the binary exponents of the softmax's terms, from the scores."""
-    if softcap is None:
-        x = nx.mul32(s, np.float32(scale * math.log2(math.e)))
-    else:
-        capped = functions.softcap_tanh(nx.mul32(s, np.float32(scale / softcap)))
+def hopper_attention(
+    input: str, *, kv: str = "", leaf: int = 512, exp2: str = "poly(4)"
+) -> AttentionContract:
+    """The contract of sm_90: `hopper_mma`, absolute leaves, the maximum raised every 64 keys.
+
+    Raises:
+        ContractError: as `AttentionContract`.
+    """
+    return AttentionContract(
+        hopper_mma(input), input, input, kv, leaf=leaf, positions="absolute", maximum="ceil(64)",
+        exp2=exp2,
+    )  # fmt: skip
+
+
+def exponents(s: F32, a: F32, softcap: float | None, bias: F32 | None) -> F32:
+    """x, the binary exponents of the softmax's terms, from the scores and their factor."""
+    x = nx.mul32(s, a)
+    if softcap is not None:
+        capped = functions.softcap_tanh(x)
         x = nx.mul32(capped, np.float32(softcap * math.log2(math.e)))
     return x if bias is None else nx.fma32(bias, LOG2E, x)
 

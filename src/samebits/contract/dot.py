@@ -14,18 +14,18 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma
 from samebits.contract.block import block_chain
 from samebits.contract.numerics import F32, Array
-from samebits.contract.tree import Leaf, Tree, reduce
+from samebits.contract.tree import CHAIN, Leaf, Tree, reduce
 from samebits.errors import ContractError
 
-#: x [M, K], w [N, K], leaf, arithmetic -> fp32 [M, N]
-LeafDot = Callable[[F32, F32, Leaf, Arithmetic], F32]
+#: x [M, K], w [N, K], leaf, arithmetic, and acc=[M, N] that a chain starts from -> fp32 [M, N]
+LeafDot = Callable[..., F32]
 
 #: Products from which a registered engine is worth its call.
 FAST_FROM = 1 << 14
 
 
-def leaf_dot(x: F32, w: F32, leaf: Leaf, arithmetic: Arithmetic) -> F32:
-    """One leaf in NumPy: x [M, K], w [N, K] -> fp32 [M, N].
+def leaf_dot(x: F32, w: F32, leaf: Leaf, arithmetic: Arithmetic, acc: F32 | None = None) -> F32:
+    """One leaf in NumPy: x [M, K], w [N, K] -> fp32 [M, N]; `acc` is for a tensor core's chain.
 
     Raises:
         ContractError: lanes with a tensor core's arithmetic (no machine computes that).
@@ -34,7 +34,7 @@ def leaf_dot(x: F32, w: F32, leaf: Leaf, arithmetic: Arithmetic) -> F32:
     if isinstance(arithmetic, BlockFma):
         if width != 1:
             raise ContractError(f"{leaf} has no meaning for {arithmetic.name}: use chain")
-        return block_chain(x, w, arithmetic)
+        return block_chain(x, w, arithmetic, acc)
     return nx.strided_dot(x, w, width)
 
 
@@ -64,17 +64,30 @@ def dot(x: F32, w: F32, tree: Tree, arithmetic: Arithmetic, engine: str | None =
     Raises:
         ContractError: an unknown engine, or a tree that the arithmetic has no meaning for.
     """
-    if engine is None:
-        large = len(x) * len(w) * x.shape[1] >= FAST_FROM
-        engine = next((name for name in engines if name != "numpy" and large), "numpy")
-    if engine not in engines:
-        raise ContractError(f"engine {engine!r} is not registered: use one of {list(engines)}")
-    run = engines[engine]
+    run = _engine(engine, len(x) * len(w) * x.shape[1])
 
     def leaf(kind: Leaf, start: int, stop: int) -> F32:
         return run(x[:, start:stop], w[:, start:stop], kind, arithmetic)
 
     return reduce(tree, 0, x.shape[1], leaf, nx.add32)
+
+
+def chain(x: F32, w: F32, arithmetic: BlockFma, acc: F32, engine: str | None = None) -> F32:
+    """A tensor core's chain that goes on from `acc` [M, N]: x [M, K], w [N, K] -> fp32 [M, N].
+
+    Raises:
+        ContractError: an unknown engine.
+    """
+    return _engine(engine, len(x) * len(w) * x.shape[1])(x, w, CHAIN, arithmetic, acc=acc)
+
+
+def _engine(name: str | None, products: int) -> LeafDot:
+    if name is None:
+        large = products >= FAST_FROM
+        name = next((other for other in engines if other != "numpy" and large), "numpy")
+    if name not in engines:
+        raise ContractError(f"engine {name!r} is not registered: use one of {list(engines)}")
+    return engines[name]
 
 
 def require_gradual_underflow() -> None:

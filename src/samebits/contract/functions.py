@@ -14,6 +14,11 @@ from samebits.contract.numerics import CANONICAL_NAN, F32, Array, add32, div32, 
 
 _EXP2 = ("0x1.417a70p-13", "0x1.5f0948p-10", "0x1.3b2dd2p-7", "0x1.c6af7ap-5", "0x1.ebfbdcp-3",
          "0x1.62e430p-1", "0x1p0")  # fmt: skip
+#: 2^f on [-1/2, 1/2] for p that is rounded to 16 bits: relative error under 2^-18 and 2^-13.
+EXP2_SHORT = {
+    4: ("0x1.3a02ccp-7", "0x1.c9fc46p-5", "0x1.ec0378p-3", "0x1.62e12cp-1", "0x1p0"),
+    3: ("0x1.c2a218p-5", "0x1.f00c4cp-3", "0x1.62f5fap-1", "0x1p0"),
+}
 _EXPM1 = ("0x1.6b6982p-10", "0x1.122f1ep-7", "0x1.55568cp-5", "0x1.5554a4p-3", "0x1p-1")
 _LOG = ("0x1.147dd0p-4", "-0x1.de2584p-4", "0x1.e6cda8p-4", "-0x1.fc24b4p-4", "0x1.233aacp-3",
         "-0x1.555c52p-3", "0x1.99a47ep-3", "-0x1.000006p-2", "0x1.555548p-2")  # fmt: skip
@@ -79,6 +84,18 @@ def exp2_flush(x: Array) -> F32:
     with np.errstate(all="ignore"):
         y = mul32(polynomial(sub32(inside, n), _EXP2), _power(np.minimum(_integers(n), 127)))
     return np.where(np.isnan(x), CANONICAL_NAN, np.where(x < -126, np.float32(0), y))
+
+
+def exp2_short(x: Array, degree: int) -> F32:
+    """2^x for x <= 0 by a polynomial of few terms: the softmax weights of a tensor core.
+
+    n = rint(x), P(x - n) of `EXP2_SHORT`, one multiplication by 2^n; +0 where n <= -127. A NaN
+    stays.
+    """
+    x = clamp(x, -127.0, np.inf)
+    n = nearest(x)
+    powers = np.where(n < -126, np.float32(0), _power(np.clip(_integers(n), -126, 127)))
+    return mul32(polynomial(sub32(x, n), EXP2_SHORT[degree]), powers)
 
 
 def softcap_tanh(x: Array) -> F32:

@@ -22,6 +22,7 @@ class ContractKey:
         k: length of a weight's reduction axis, of the whole weight.
         head_dim: D of q and k.
         value_dim: Dv of v.
+        kv_dtype: storage type of k and v where it is not that of q (an fp8 cache), or None.
         activation: what the epilogue ends with, or None.
         tree: text of the tree that the caller asks for, or None for the device class's own.
         scaling: how fp8 operands are scaled (see `LinearContract`), or None for blocks.
@@ -35,6 +36,7 @@ class ContractKey:
     k: int | None = None
     head_dim: int | None = None
     value_dim: int | None = None
+    kv_dtype: str | None = None
     activation: str | None = None
     tree: str | None = None
     scaling: str | None = None

@@ -26,6 +26,7 @@ from samebits.contract import (
     Segment,
     Split,
     Tree,
+    hopper_attention,
     hopper_mma,
     parse_tree,
 )
@@ -79,7 +80,7 @@ def contract_of(
 @overload
 def contract_of(
     op: AttentionOp, *, dtype: Any, head_dim: int | None = ..., value_dim: int | None = ...,
-    out_dtype: Any = ..., device: str = ...,
+    kv_dtype: Any = ..., out_dtype: Any = ..., device: str = ...,
 ) -> AttentionContract: ...  # fmt: skip
 @overload
 def contract_of(
@@ -88,8 +89,9 @@ def contract_of(
 @overload
 def contract_of(
     op: str, *, dtype: Any, n: int | None = ..., k: int | None = ..., head_dim: int | None = ...,
-    value_dim: int | None = ..., out_dtype: Any = ..., activation: str | None = ...,
-    tree: Tree | str | None = ..., scaling: str | None = ..., device: str = ...,
+    value_dim: int | None = ..., kv_dtype: Any = ..., out_dtype: Any = ...,
+    activation: str | None = ..., tree: Tree | str | None = ..., scaling: str | None = ...,
+    device: str = ...,
 ) -> Contract: ...  # fmt: skip
 def contract_of(
     op: str,
@@ -99,6 +101,7 @@ def contract_of(
     k: int | None = None,
     head_dim: int | None = None,
     value_dim: int | None = None,
+    kv_dtype: Any = None,
     out_dtype: Any = None,
     activation: str | None = None,
     tree: Tree | str | None = None,
@@ -116,6 +119,7 @@ def contract_of(
         k: length of the whole weight's reduction axis (likewise).
         head_dim: D of q and k, for attention.
         value_dim: Dv of v; `head_dim` if None.
+        kv_dtype: storage type of k and v, "e4m3" for an fp8 cache; that of q if None.
         out_dtype: storage type of the result; that of the operands if None (bf16 for fp8).
         activation: what the epilogue ends with, e.g. "relu".
         tree: for matrix products on a GPU: another tree than the device class's own, e.g.
@@ -146,6 +150,7 @@ def contract_of(
             k=k,
             head_dim=head_dim,
             value_dim=head_dim if value_dim is None else value_dim,
+            kv_dtype=None if kv_dtype is None else dtype_name(kv_dtype),
             activation=activation,
             tree=None if tree is None else str(tree),
             scaling=scaling,
@@ -218,11 +223,13 @@ def _linear(key: ContractKey) -> LinearContract:
 def _attention(key: ContractKey) -> AttentionContract:
     if key.dtype not in OUTPUTS or key.out_dtype != key.dtype:
         raise _no(key, "q, k, v and the result are all fp32, bf16 or fp16")
+    if key.kv_dtype not in (None, key.dtype) and (key.kv_dtype != "e4m3" or key.device == "cpu"):
+        raise _no(key, f"k and v cannot be {key.kv_dtype}")
     if key.device == "cpu":
         return AttentionContract(IEEE_FMA, key.dtype, key.out_dtype)
     if key.dtype == "fp32":
         raise _no(key, "use bf16 or fp16")
-    return AttentionContract(hopper_mma(key.dtype), key.dtype, key.out_dtype, positions="absolute")
+    return hopper_attention(key.dtype, kv=key.kv_dtype or "")
 
 
 def _row(key: ContractKey) -> RowContract:
