@@ -36,13 +36,12 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -name '*.[ch]
 	$(VENV)/bin/python -m pip install -q '.[dev]'
 	touch $@
 
-# The extension alone, built in place for development (PYTHONPATH=src).
+# The extensions alone, built in place for development (PYTHONPATH=src).
 ext:
 	@test -f $(BUILD)/build.ninja || $(PY) -m cmake -G Ninja -S . -B $(BUILD) \
 	  -DPython_EXECUTABLE=$$($(PY) -c 'import sys; print(sys.executable)') \
 	  -DCMAKE_MAKE_PROGRAM=$$($(PY) -c 'import ninja,os; print(os.path.join(ninja.BIN_DIR,"ninja"))') > /dev/null
 	$(PY) -m cmake --build $(BUILD) -j2
-	cp $(BUILD)/_cpu*.so src/samebits/engines/cpu/
 
 format:
 	$(PY) -m ruff format src tests scripts && $(PY) -m ruff check --fix src tests scripts
@@ -61,4 +60,4 @@ bench:
 	$(VENV)/bin/samebits bench cpu
 
 clean:
-	rm -rf build $(VENV) src/samebits/engines/cpu/_cpu*.so
+	rm -rf build $(VENV) src/samebits/engines/*/_*.so

@@ -40,6 +40,10 @@ class PlanError(SamebitsError, ValueError):
     """A plan that is damaged, was made for another stack, or holds a schedule with other bits."""
 
 
+class DeviceError(SamebitsError):
+    """A GPU, its driver or one of its libraries is missing or refused what it was asked for."""
+
+
 class SwitchError(SamebitsError):
     """The switch could not be turned, or came too late to hold."""
 

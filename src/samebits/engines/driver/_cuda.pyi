@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+def missing() -> str: ...
+def driver_version() -> int: ...
+
+class Kernel:
+    def __init__(
+        self,
+        cubin: bytes,
+        name: str,
+        device: int,
+        threads: int,
+        shared: int,
+        ctas: int,
+        pdl: bool,
+        cooperative: bool,
+        scratch: int,
+        slots: list[str | tuple[int, int, int, list[int]]],
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def shared(self) -> int: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def local_bytes(self) -> int: ...
+
+class Launcher:
+    def __init__(
+        self,
+        name: str,
+        compile: Callable[[int, tuple[Any, ...]], Kernel],
+        allocate: Callable[[int, int], Any],
+        stream: Callable[[int], int],
+        constant: Sequence[bool],
+    ) -> None: ...
+    def __call__(self, grid: Sequence[int], *args: Any) -> None: ...
+    @property
+    def compiled(self) -> int: ...
+
+class Table:
+    def __init__(self) -> None: ...
+    def get(self, kernel: Any, options: Any, constants: dict[str, Any]) -> Any: ...
+    def put(self, kernel: Any, options: Any, constants: dict[str, Any], launcher: Any) -> None: ...
+    def __len__(self) -> int: ...
+
+def lt_missing() -> str: ...
+def lt_version() -> int: ...
+
+class Layout:
+    def __init__(
+        self, type: int, rows: int, columns: int, leading: int, batch_stride: int = ...
+    ) -> None: ...
+
+class Candidate:
+    @property
+    def configuration(self) -> list[int]: ...
+    @property
+    def workspace(self) -> int: ...
+    @property
+    def waves(self) -> float: ...
+
+class Capabilities:
+    @property
+    def tiles(self) -> list[int]: ...
+    @property
+    def stages(self) -> list[int]: ...
+    @property
+    def option_max(self) -> int: ...
+    @property
+    def swizzle_max(self) -> int: ...
+
+class Product:
+    def __init__(
+        self,
+        device: int,
+        compute: int,
+        transpose_a: bool,
+        transpose_b: bool,
+        a: Layout,
+        b: Layout,
+        d: Layout,
+        batch: int = ...,
+        bias_type: int = ...,
+    ) -> None: ...
+    def heuristic(self, count: int, workspace: int, alignment: int = ...) -> list[Candidate]: ...
+    def ids(self) -> list[int]: ...
+    def admissible(self, configurations: Sequence[Sequence[int]]) -> list[Candidate]: ...
+    def capabilities(self, id: int) -> Capabilities: ...
+    def pin(self, configuration: Sequence[int]) -> None: ...
+    def run(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        d: int,
+        bias: int,
+        alpha: float,
+        beta: float,
+        workspace: int,
+        workspace_bytes: int,
+        stream: int,
+    ) -> None: ...
+    @property
+    def workspace(self) -> int: ...
