@@ -20,7 +20,7 @@ def test_no_name_is_listed_twice() -> None:
 
 
 def test_every_schema_is_classified() -> None:
-    assert len(coverage.cpu_schemas()) > 2500
+    assert len(coverage.schemas("CPU")) > 2500
     assert coverage.unknown(install.covered()) == []
 
 

@@ -11,11 +11,13 @@ from functools import cache
 import torch
 
 from samebits.mode.table import GROUPS, Group, Kind
+from samebits.mode.table_cuda import CUDA_GROUPS
 
 #: Composite operations that are refused although all their parts may be covered.
 REFUSED_COMPOSITES = ("chain_matmul", "linalg_multi_dot")
 
 _BY_NAME = {name: group for group in GROUPS for name in group.names.split()}
+_BY_NAME_CUDA = {name: group for group in CUDA_GROUPS for name in group.names.split()}
 _COMPOSITE = Group(Kind.COMPOSITE, "runs other operations through the dispatcher", "")
 _COVERED = Group(Kind.COVERED, "computed by samebits under a contract", "")
 _UNKNOWN = Group(
@@ -29,9 +31,15 @@ _UNKNOWN = Group(
 def base_name(name: str) -> str:
     """``add_.Tensor`` -> ``add``: the name that the table uses."""
     base = name.partition(".")[0]
-    if base in _BY_NAME or base.startswith("__"):
+    if base in _BY_NAME or base in _BY_NAME_CUDA or base.startswith("__"):
         return base
     return base.rstrip("_")
+
+
+def _functional(name: str) -> str:
+    """``scatter_.reduce`` and ``scatter.reduce_out`` -> ``scatter.reduce``."""
+    overload = name.partition(".")[2].removesuffix("_out").removesuffix("_values")
+    return f"{base_name(name)}.{overload}"
 
 
 @cache
@@ -45,18 +53,22 @@ def has_kernel(name: str, key: str) -> bool:
     return f"aten::{name}" in registered(key)
 
 
-def classify(name: str, covered: frozenset[str] | set[str]) -> Group:
+def classify(name: str, covered: frozenset[str] | set[str], key: str = "CPU") -> Group:
     """The group of one aten schema.
 
     Args:
         name: schema name without ``aten::``, with its overload.
-        covered: names that have an override, written or derived.
+        covered: names that have an override at this key, written or derived.
+        key: ``CPU`` or ``CUDA``: where the tensors are.
     """
     if name in covered:
         return _COVERED
-    group = _BY_NAME.get(name) or _BY_NAME.get(base_name(name))
+    base, group = base_name(name), None
+    if key == "CUDA":
+        group = _BY_NAME_CUDA.get(_functional(name)) or _BY_NAME_CUDA.get(base)
+    group = group or _BY_NAME.get(name) or _BY_NAME.get(base)
     if group is None:
-        explicit = any(has_kernel(name, key) for key in _KERNEL_KEYS)
+        explicit = any(has_kernel(name, k) for k in (key, *_EXPLICIT))
         return _UNKNOWN if explicit else _COMPOSITE
     return group
 
@@ -67,17 +79,20 @@ def moves_data(name: str) -> bool:
     return group is GROUPS[0] or group is GROUPS[1]
 
 
-_KERNEL_KEYS = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_EXPLICIT = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 @cache
-def cpu_schemas() -> tuple[str, ...]:
-    """Every aten schema that can run on dense CPU tensors, without ``aten::``."""
-    keys = (*_KERNEL_KEYS, "CompositeImplicitAutograd")
-    names = frozenset().union(*(registered(key) for key in keys))
+def schemas(key: str = "CPU") -> tuple[str, ...]:
+    """Every aten schema that can run on dense tensors of ``CPU`` or ``CUDA``, without ``aten::``.
+
+    Of a composite with a kernel of its own for the other device it is that kernel that counts.
+    """
+    keys = (key, *_EXPLICIT, "CompositeImplicitAutograd")
+    names = frozenset().union(*(registered(k) for k in keys))
     return tuple(sorted(n[6:] for n in names if n.startswith("aten::")))
 
 
-def unknown(covered: frozenset[str] | set[str]) -> list[str]:
+def unknown(covered: frozenset[str] | set[str], key: str = "CPU") -> list[str]:
     """Schemas with a kernel that this release does not know."""
-    return [n for n in cpu_schemas() if classify(n, covered) is _UNKNOWN]
+    return [n for n in schemas(key) if classify(n, covered, key) is _UNKNOWN]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from samebits.mode import install
-from samebits.mode.coverage import base_name
+from samebits.mode.coverage import base_name, classify
+from samebits.mode.registry import OVERRIDES
 from samebits.mode.table import GROUPS, Group, Kind
+from samebits.mode.table_cuda import CUDA_GROUPS
 
 _HEAD = """# What the switch covers
 
@@ -23,9 +25,12 @@ with them. `samebits.status()` counts the schemas of the installed torch; `sameb
 - **Refused**: `UncoveredError` (`policy="refuse"`), a warning (`"warn"`) or silence (`"allow"`, or
   an entry of `allow=`).
 
-Also refused: sparse, quantised, oneDNN and nested tensors (all arithmetic), CUDA tensors in covered
-and refused operations, quantised and prepacked modules, `torch.compile` with compilers other than
-Inductor and the eager ones, and every operation with a kernel that this release does not know.
+On NVIDIA GPUs other kernels are torch's, so some operations are of another kind there: see the last
+section.
+
+Also refused: sparse, quantised, oneDNN and nested tensors (all arithmetic), quantised and prepacked
+modules, `torch.compile` with compilers other than Inductor and the eager ones, and every operation
+with a kernel that this release does not know.
 
 Limits. Complex tensors that exist before the switch is turned on, or that a factory function makes,
 are multiplied by torch's kernel, whose bits depend on the place in memory; making one from real
@@ -36,17 +41,45 @@ seen.
 """
 
 
+_GPU_HEAD = """## On NVIDIA GPUs
+
+What is not named here is of the kind that the sections above give; what they call covered and this
+one does not name runs on torch's CUDA kernel, which is exact or moves data.
+"""
+
+
 def coverage_markdown() -> str:
     """The text of docs/coverage.md."""
-    bases = {base_name(name) for name in install.covered()}
-    lines = [_HEAD, "## Covered", "", _names(sorted(bases)), ""]
+    covered = {base_name(name) for name in install.covered()}
+    lines = [_HEAD, "## Covered", "", _names(sorted(covered)), ""]
     for kind in (Kind.EXACT, Kind.TESTED, Kind.COMPOSITE, Kind.RANDOM, Kind.REFUSED):
         lines += [f"## {kind.value.capitalize()}", ""]
-        for group in GROUPS:
-            names = [n for n in group.names.split() if base_name(n) not in bases]
-            if group.kind is kind and names:
-                lines += [f"**{_reason(group)}**", "", _names(names), ""]
+        lines += _sections(kind, GROUPS, covered)
+    on_gpu = {base_name(name) for name, key in OVERRIDES if key.endswith("CUDA")}
+    missing = sorted(n for n in covered - on_gpu if _missing_on_gpu(n))
+    lines += [_GPU_HEAD, "### Covered", "", _names(sorted(on_gpu)), ""]
+    for kind in (Kind.TESTED, Kind.EXACT, Kind.REFUSED):
+        lines += [f"### {kind.value.capitalize()}", ""]
+        if kind is Kind.REFUSED and missing:
+            lines += ["**Covered on a CPU, but not yet on a GPU.**", "", _names(missing), ""]
+        lines += _sections(kind, CUDA_GROUPS, on_gpu)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _sections(kind: Kind, groups: tuple[Group, ...], covered: set[str]) -> list[str]:
+    lines = []
+    for group in groups:
+        names = [n for n in group.names.split() if base_name(n) not in covered]
+        if group.kind is kind and names:
+            lines += [f"**{_reason(group)}**", "", _names(names), ""]
+    return lines
+
+
+def _missing_on_gpu(name: str) -> bool:
+    """Whether an operation that is covered on a CPU is refused on a GPU for want of an override."""
+    refused = classify(name, frozenset(), "CUDA").kind is Kind.REFUSED
+    named = any(name in group.names.split() for group in CUDA_GROUPS)
+    return refused and not named and "_for_cpu" not in name
 
 
 def _reason(group: Group) -> str:

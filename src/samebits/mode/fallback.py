@@ -13,7 +13,7 @@ choice. The pattern in an area module::
         return _SUM.by_dtype(self.dtype, self, dim, keepdim, dtype=dtype)
 
 A handle is taken when the area module is imported, before anything is installed, so calling it
-never recurses into the override. Operations that the stock kernel itself dispatches (a composite's
+never recurses into the override. It holds the kernel for CUDA tensors too, where torch has them. Operations that the stock kernel itself dispatches (a composite's
 parts) are covered or refused like any other call.
 """
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,31 +119,62 @@ def call_site() -> tuple[str, int]:
     return last.f_code.co_filename, last.f_lineno
 
 
-class Stock:
-    """torch's own kernel of one schema at one dispatch key."""
+#: Whether this torch has kernels for NVIDIA GPUs (there need not be one in the machine).
+CUDA_BUILD = torch.version.cuda is not None
+_ON_CUDA = {"CPU": "CUDA", "AutogradCPU": "AutogradCUDA"}
 
-    __slots__ = ("_call", "_keys", "name")
+Kernel = tuple[Any, Callable[..., Any]]
+
+
+def _kernel(name: str, key: str) -> Kernel:
+    parsed = torch._C._dispatch_key_parse(key)
+    call = torch.library.get_kernel(name if "::" in name else f"aten::{name}", parsed).call_boxed
+    return torch._C.DispatchKeySet(parsed), call
+
+
+def on_cuda(values: Iterable[Any]) -> bool:
+    """Whether a tensor among the arguments, or in a list of them, is on a GPU."""
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            if x.is_cuda:
+                return True
+        elif isinstance(x, (list, tuple)) and on_cuda(x):
+            return True
+    return False
+
+
+class Stock:
+    """torch's own kernel of one schema at one dispatch key; for ``CPU`` also its CUDA kernel."""
+
+    __slots__ = ("_cuda", "_kernel", "name")
 
     def __init__(self, name: str, key: str = "CPU") -> None:
+        key = _RUNTIME_KEY.get(key, key)
         self.name = name
-        parsed = torch._C._dispatch_key_parse(_RUNTIME_KEY.get(key, key))
-        self._keys = torch._C.DispatchKeySet(parsed)
-        qualified = name if "::" in name else f"aten::{name}"
-        self._call = torch.library.get_kernel(qualified, parsed).call_boxed
+        self._kernel = _kernel(name, key)
+        self._cuda: Kernel | None = None
+        if CUDA_BUILD and key in _ON_CUDA:
+            try:
+                self._cuda = _kernel(name, _ON_CUDA[key])
+            except RuntimeError:  # torch has none: no CUDA tensor can get here
+                self._cuda = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the stock kernel with the schema's own arguments."""
-        return self._call(self._keys, *args, **kwargs)
+        keys, call = self._kernel
+        if self._cuda is not None and (on_cuda(args) or on_cuda(kwargs.values())):
+            keys, call = self._cuda
+        return call(keys, *args, **kwargs)
 
     def uncovered(self, reason: str, *args: Any, **kwargs: Any) -> Any:
         """Refuses the call, or runs the stock kernel where the policy lets it."""
         refuse(self.name, reason)
-        return self._call(self._keys, *args, **kwargs)
+        return self(*args, **kwargs)
 
     def by_dtype(self, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
         """For dtypes without an engine: integers and bool are exact on stock, others refused."""
         if dtype in EXACT_DTYPES:
-            return self._call(self._keys, *args, **kwargs)
+            return self(*args, **kwargs)
         return self.uncovered(f"no contract covers {dtype}", *args, **kwargs)
 
 

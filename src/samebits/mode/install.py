@@ -16,13 +16,16 @@ from samebits.engines.cpu._cpu import Counted
 from samebits.errors import SwitchError
 from samebits.mode import coverage
 from samebits.mode.derive import Schemas, inplace_form, out_form
-from samebits.mode.fallback import Stock, refuse
+from samebits.mode.fallback import CUDA_BUILD, EXACT_DTYPES, Stock, refuse
 from samebits.mode.opaque import COMPOSED, traceable
-from samebits.mode.registry import OVERRIDES
-from samebits.mode.table import Kind
+from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, OVERRIDES
+from samebits.mode.table import Group, Kind
 
 #: Kernels for other layouts. Their tensors may have been made before the switch was turned on.
-_LAYOUT_KEYS = ("SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU")
+_LAYOUT_KEYS = {
+    "CPU": ("SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU"),
+    "CUDA": ("SparseCUDA", "SparseCsrCUDA", "QuantizedCUDA", "NestedTensorCUDA"),
+}
 #: What may still be done with such tensors: move them, look at them, make them dense.
 _LAYOUT_EXACT = """
     _coalesced_ _dimI _dimV _indices _nnz _to_dense _values ccol_indices col_indices crow_indices
@@ -44,23 +47,41 @@ _NAMESPACES = (
 class Refusal:
     """Stands in the place of a kernel that no contract covers, for all dtypes or for some."""
 
-    __slots__ = ("__name__", "_dtypes", "_op", "_reason", "_remedy", "_stock")
+    __slots__ = ("__name__", "_group", "_narrow", "_op", "_stock")
 
-    def __init__(
-        self, op: str, key: str, reason: str, remedy: str | None, dtypes: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, op: str, key: str, group: Group) -> None:
         self.__name__ = f"refused {op}"
-        self._op, self._reason, self._remedy = op, reason, remedy
-        self._dtypes = frozenset(getattr(torch, d) for d in dtypes)
+        self._op, self._group = op, group
+        self._narrow = frozenset(getattr(torch, d) for d in group.refused_dtypes)
         self._stock = Stock(op, key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._dtypes or any(getattr(a, "dtype", None) in self._dtypes for a in args):
-            refuse(self._op, self._reason, remedy=self._remedy)
+        if not self._allowed(args, kwargs):
+            refuse(self._op, self._group.why, remedy=self._group.remedy)
         return self._stock(*args, **kwargs)
+
+    def _allowed(self, args: Any, kwargs: Any) -> bool:
+        if self._narrow:
+            return all(getattr(a, "dtype", None) not in self._narrow for a in args)
+        if not self._group.integers:
+            return False
+        dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
+        wanted = kwargs.get("dtype")
+        return bool(dtypes) and (dtypes | ({wanted} if wanted else set())) <= EXACT_DTYPES
 
 
 Kernels = dict[tuple[str, str], Callable[..., Any]]
+
+
+@cache
+def gpu() -> bool:
+    """Whether this process can have CUDA tensors; asking starts nothing on the GPU."""
+    return CUDA_BUILD and torch.cuda.is_available()
+
+
+def devices() -> tuple[str, ...]:
+    """The dispatch keys of dense tensors in this process."""
+    return ("CPU", "CUDA") if gpu() else ("CPU",)
 
 
 @cache
@@ -69,16 +90,18 @@ def overrides() -> dict[tuple[str, str], Counted]:
     schemas = Schemas()
     kernels = {}
     for o in OVERRIDES.values():
-        if (schema := schemas.get(o.name)) is not None:
-            whole = o.key == "AutogradCPU" and o.name not in COMPOSED
-            fn = traceable(o.name, schema, o.fn) if whole else o.fn
-            kernels[(o.name, o.key)] = Counted(o.name, fn)
+        schema = schemas.get(o.name)
+        if schema is None or (o.key.endswith("CUDA") and not gpu()):
+            continue
+        whole = o.key in DENSE_AUTOGRAD and o.name not in COMPOSED
+        fn = traceable(o.name, schema, o.fn) if whole else o.fn
+        kernels[(o.name, o.key)] = Counted(o.name, fn)
     for (name, key), counted in list(kernels.items()):
-        if key != "CPU":
+        if key not in DENSE:
             continue
         for form, schema in schemas.derived(name):
             # A form without a kernel of its own is composed of forms that have one.
-            if (form, key) in kernels or not coverage.has_kernel(form, "CPU"):
+            if (form, key) in kernels or not coverage.has_kernel(form, key):
                 continue
             is_out = any(a.is_out for a in schema.arguments)
             fn = out_form(form, schema, counted.fn) if is_out else inplace_form(form, counted.fn)
@@ -87,59 +110,48 @@ def overrides() -> dict[tuple[str, str], Counted]:
 
 
 @cache
-def covered() -> frozenset[str]:
-    """Names of all schemas that have an override."""
-    return frozenset(name for name, _ in overrides())
+def covered(key: str = "CPU") -> frozenset[str]:
+    """Names of all schemas that have an override for tensors of this dispatch key."""
+    cuda = key == "CUDA"
+    return frozenset(name for name, k in overrides() if k.endswith("CUDA") is cuda)
 
 
 @cache
 def refusals() -> dict[tuple[str, str], Refusal]:
     """Every refusal by (qualified schema, key)."""
     out: dict[tuple[str, str], Refusal] = {}
-    for name in coverage.cpu_schemas():
-        group = coverage.classify(name, covered())
-        if (group.kind is Kind.REFUSED or group.refused_dtypes) and _installable(name):
-            out[(f"aten::{name}", "CPU")] = Refusal(
-                f"aten::{name}", "CPU", group.why, group.remedy, group.refused_dtypes
-            )
-    out.update(_other_layouts())
-    if torch.version.cuda is not None and torch.cuda.is_available():
-        out.update(_cuda())
+    for key in devices():
+        for name in coverage.schemas(key):
+            group = coverage.classify(name, covered(key), key)
+            if (group.kind is Kind.REFUSED or group.refused_dtypes) and _installable(name, key):
+                out[(f"aten::{name}", key)] = Refusal(f"aten::{name}", key, group)
+        out.update(_other_layouts(key))
     return out
 
 
-def _installable(name: str) -> bool:
+def _installable(name: str, key: str) -> bool:
     base = name.partition(".")[0]
     composite = coverage.has_kernel(name, "CompositeImplicitAutograd")
-    return not composite or base in coverage.REFUSED_COMPOSITES
+    return not composite or base in coverage.REFUSED_COMPOSITES or coverage.has_kernel(name, key)
 
 
-def _other_layouts() -> dict[tuple[str, str], Refusal]:
+def _other_layouts(device: str) -> dict[tuple[str, str], Refusal]:
     out = {}
     layout_exact = frozenset(_LAYOUT_EXACT.split())
-    for key in _LAYOUT_KEYS:
-        why = f"no contract covers {key.removesuffix('CPU').lower()} tensors"
+    for key in _LAYOUT_KEYS[device]:
+        why = f"no contract covers {key.removesuffix(device).lower()} tensors"
+        group = Group(Kind.REFUSED, why, "", "Use a dense tensor")
         for qualified in coverage.registered(key):
             namespace, _, name = qualified.partition("::")
             exact = name.partition(".")[0] in layout_exact or coverage.moves_data(name)
             if namespace == "aten" and not exact:
-                out[(qualified, key)] = Refusal(qualified, key, why, "Use a dense tensor")
-    why = "its kernels or scales may depend on the whole batch"
-    for key in ("CPU", "QuantizedCPU", "MkldnnCPU"):
+                out[(qualified, key)] = Refusal(qualified, key, group)
+    group = Group(Kind.REFUSED, "its kernels or scales may depend on the whole batch", "")
+    for key in (device, *(k for k in _LAYOUT_KEYS[device] if k[:3] in ("Qua", "Mkl"))):
         for qualified in coverage.registered(key):
             namespace, _, name = qualified.partition("::")
             if namespace in _NAMESPACES and "pack" not in name:
-                out[(qualified, key)] = Refusal(qualified, key, why, None)
-    return out
-
-
-def _cuda() -> dict[tuple[str, str], Refusal]:
-    out = {}
-    for name in coverage.cpu_schemas():
-        kind = coverage.classify(name, covered()).kind
-        if kind in (Kind.COVERED, Kind.REFUSED) and coverage.has_kernel(name, "CUDA"):
-            why = "this release has contracts for CPU tensors only"
-            out[(f"aten::{name}", "CUDA")] = Refusal(f"aten::{name}", "CUDA", why, None)
+                out[(qualified, key)] = Refusal(qualified, key, group)
     return out
 
 
@@ -189,8 +201,10 @@ class Installation:
 
 def foreign_overrides() -> list[str]:
     """Python overrides of aten that others have installed, e.g. by ``torch._native``."""
-    keys = ("/CPU", "/AutogradCPU", "/CompositeImplicitAutograd", "/CompositeExplicitAutograd")
-    return sorted(k for k in torch.library._impls if k.startswith("aten/") and k.endswith(keys))
+    keys = ["CompositeImplicitAutograd", "CompositeExplicitAutograd"]
+    keys += [prefix + key for key in devices() for prefix in ("", "Autograd")]
+    ends = tuple(f"/{key}" for key in keys)
+    return sorted(k for k in torch.library._impls if k.startswith("aten/") and k.endswith(ends))
 
 
 def verify() -> None:

@@ -1,7 +1,7 @@
 """Composite operations that are overridden as a whole stay whole when they are traced.
 
 torch splits a composite (``linear``, ``scaled_dot_product_attention``) above the level at which a
-compiler records operations. An override at AutogradCPU takes it whole; but what it meets there may
+compiler records operations. An override at AutogradCPU or AutogradCUDA takes it whole; but what it meets there may
 have no memory: a tracer's stand-in, or a tensor under a dispatch mode that wants to see what runs.
 For these the override calls ``samebits::<name>``, an operation with the composite's schema that
 tracers record and replay as it is, so that compiled code has the bits of eager code. Its gradient
@@ -21,6 +21,7 @@ import torch
 
 from samebits.mode.aten import attention
 from samebits.mode.fallback import Stock
+from samebits.mode.registry import DENSE
 
 Function = Callable[..., Any]
 
@@ -49,7 +50,7 @@ _TRANSFORMED: dict[str, Function] = {"scaled_dot_product_attention": attention.w
 
 
 def traceable(name: str, schema: Any, fn: Function) -> Function:
-    """An override at AutogradCPU that can be traced.
+    """An override above autograd that can be traced.
 
     Args:
         name: aten schema name of a composite whose first argument is a tensor.
@@ -156,8 +157,9 @@ def _define(name: str, schema: Any, fn: Function, split: Function) -> Function:
                 out[index] = next(found)
         return tuple(out)
 
-    _library.impl(op, run, "CPU")
-    _library.impl(f"{op}_vjp", vjp, "CPU")
+    for key in DENSE:
+        _library.impl(op, run, key)
+        _library.impl(f"{op}_vjp", vjp, key)
     torch.library.register_fake(qualified, run_fake, lib=_library)
     torch.library.register_fake(f"{qualified}_vjp", vjp_fake, lib=_library)
     vjp_op = getattr(torch.ops.samebits, f"{op}_vjp").default

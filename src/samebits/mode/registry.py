@@ -24,21 +24,29 @@ class Override:
 
 OVERRIDES: dict[tuple[str, str], Override] = {}
 
+#: Keys of a body that leaves the choice of the engine to the operations it calls.
+DENSE = ("CPU", "CUDA")
+#: The same above torch's autograd, for composites that are taken whole.
+DENSE_AUTOGRAD = ("AutogradCPU", "AutogradCUDA")
 
-def aten(*names: str, key: str = "CPU") -> Callable[[F], F]:
+
+def aten(*names: str, key: str | tuple[str, ...] = "CPU") -> Callable[[F], F]:
     """Registers a function for aten schemas, e.g. ``@aten("sum.dim_IntList")``.
 
     Args:
         names: schema names without the ``aten::`` prefix, with the overload.
-        key: dispatch key. ``CPU`` keeps torch's own autograd formula; a composite operation that is
-            taken whole is registered at ``AutogradCPU`` too and then brings its own backward.
+        key: dispatch keys. ``CPU`` and ``CUDA`` keep torch's own autograd formula; a composite that
+            is taken whole is registered at ``AutogradCPU`` or ``AutogradCUDA`` too and then brings
+            its own backward.
     """
+    keys = (key,) if isinstance(key, str) else key
 
     def register(fn: F) -> F:
         for name in names:
-            if (name, key) in OVERRIDES:
-                raise ValueError(f"aten::{name} has two overrides at {key}")
-            OVERRIDES[(name, key)] = Override(name, key, fn)
+            for each in keys:
+                if (name, each) in OVERRIDES:
+                    raise ValueError(f"aten::{name} has two overrides at {each}")
+                OVERRIDES[(name, each)] = Override(name, each, fn)
         return fn
 
     return register

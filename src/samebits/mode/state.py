@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from samebits.engines import cpu
+from samebits.engines.triton import device_class
+from samebits.errors import DTypeError
 from samebits.mode import coverage, install
 from samebits.mode.fallback import Policy
 from samebits.mode.flags import Flags
@@ -24,10 +26,10 @@ class Status:
         policy: ``refuse``, ``warn`` or ``allow``; None when off.
         allow: operations that run uncovered in silence.
         torch: version of torch.
-        engine: the engine and its instruction set.
+        engine: the engines, with their instruction sets and device classes.
         threads: threads of torch's pool, which the engine shares.
         hits: calls of each override, since it was first installed, most used first.
-        counts: number of aten schemas of each kind (see docs/coverage.md).
+        counts: number of aten schemas of each kind on a CPU (see docs/coverage.md).
         unknown: schemas with a kernel that this release does not know; they are refused.
         changed: flags and variables that were set, and will be restored.
         late: what was already started, captured or configured when the switch came.
@@ -79,18 +81,19 @@ def describe(policy: Policy | None, installation: install.Installation, flags: F
     for (name, _), counted in install.overrides().items():
         hits[f"aten::{name}"] += counted.hits
     kinds = Counter(
-        coverage.classify(name, install.covered()).kind for name in coverage.cpu_schemas()
+        coverage.classify(name, install.covered(), "CPU").kind for name in coverage.schemas("CPU")
     )
+    unknown = {n for k in install.devices() for n in coverage.unknown(install.covered(k), k)}
     return Status(
         on=policy is not None,
         policy=policy.kind if policy else None,
         allow=tuple(sorted(policy.allow)) if policy else (),
         torch=torch.__version__,
-        engine=f"cpu ({cpu.isa()})",
+        engine=_engines(),
         threads=torch.get_num_threads(),
         hits=dict(hits.most_common()),
         counts={kind.value: kinds[kind] for kind in Kind},
-        unknown=tuple(coverage.unknown(install.covered())),
+        unknown=tuple(sorted(unknown)),
         changed=tuple(flags.changed),
         late=tuple(flags.late),
         foreign=tuple(installation.foreign if policy else install.foreign_overrides()),
@@ -98,10 +101,21 @@ def describe(policy: Policy | None, installation: install.Installation, flags: F
     )
 
 
+def _engines() -> str:
+    names = [f"cpu ({cpu.isa()})"]
+    if install.gpu():
+        names += sorted({_gpu_engine(i) for i in range(torch.cuda.device_count())})
+    return ", ".join(names)
+
+
+def _gpu_engine(index: int) -> str:
+    try:
+        return f"triton ({device_class(index)})"
+    except DTypeError:
+        return f"none for {torch.cuda.get_device_name(index)}"
+
+
 def _notes() -> tuple[str, ...]:
-    notes = []
-    if torch.version.cuda is not None and torch.cuda.is_available():
-        notes.append("CUDA tensors have no contracts in this release: their reductions are refused")
-    if "triton" in sys.modules:
-        notes.append("kernels written in Triton by others are not seen by the switch")
-    return tuple(notes)
+    if "triton" not in sys.modules:
+        return ()
+    return ("kernels written in Triton by others are not seen by the switch",)

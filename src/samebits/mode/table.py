@@ -1,4 +1,4 @@
-"""The coverage table: what each aten operation that can run on a CPU does to the promise.
+"""The coverage table: what each aten operation does to the promise (for a GPU see table_cuda.py).
 
 Groups of base names (overload dropped, in-place underscore removed), each with a kind and a reason.
 An operation with an override in the registry is covered whatever its group says, so the table stays
@@ -35,6 +35,7 @@ class Group:
     names: str
     remedy: str | None = None
     refused_dtypes: tuple[str, ...] = ()
+    integers: bool = False  #: integers and truth values are exact on torch's kernel
 
 
 GROUPS = (
@@ -226,6 +227,7 @@ GROUPS = (
         slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d
         slow_conv_transpose3d std std_mean sum trace var var_mean vdot
         """,
+        integers=True,
     ),
     Group(
         Kind.REFUSED,
@@ -256,6 +258,7 @@ GROUPS = (
         fractional_max_pool3d_backward histogram index_add index_reduce scatter_add
         scatter_reduce segment_reduce
         """,
+        integers=True,
     ),
     Group(
         Kind.REFUSED,
