@@ -15,7 +15,7 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import refuse, stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, aten
 from samebits.ops.attention import attention, checks, to_four_dims
 from samebits.ops.attention.autograd import attention_backward
 
@@ -26,8 +26,7 @@ _STOCK_FLASH = stock("_scaled_dot_product_flash_attention_for_cpu")
 _STOCK_FLASH_BACKWARD = stock("_scaled_dot_product_flash_attention_for_cpu_backward")
 
 
-@aten("scaled_dot_product_attention")
-@aten("scaled_dot_product_attention", key="AutogradCPU")
+@aten("scaled_dot_product_attention", key=(*DENSE, *DENSE_AUTOGRAD))
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,

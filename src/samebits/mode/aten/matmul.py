@@ -13,7 +13,7 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError
 from samebits.mode.fallback import stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, aten
 from samebits.ops.linear import check as check_linear
 from samebits.ops.linear import forward as linear_forward
 from samebits.ops.linear.operands import needs_graph
@@ -66,38 +66,38 @@ def _same_storage(a: torch.Tensor, b: torch.Tensor | None) -> bool:
     return b is not None and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-@aten("mm")
+@aten("mm", key=DENSE)
 def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _MM.by_dtype(self.dtype, self, mat2)
     a, b = self.shape, mat2.shape
-    if len(a) == len(b) == 2 and a[1] == b[0] and self.dtype is mat2.dtype:
+    if self.is_cpu and len(a) == len(b) == 2 and a[1] == b[0] and self.dtype is mat2.dtype:
         return engine.bmm(self, mat2)
     return forward("mm", self, mat2)
 
 
-@aten("mm.out")
+@aten("mm.out", key=DENSE)
 def mm_out(self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _MM_OUT.by_dtype(self.dtype, self, mat2, out=out)
     return _into(out, "mm", self, mat2)
 
 
-@aten("bmm")
+@aten("bmm", key=DENSE)
 def bmm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _BMM.by_dtype(self.dtype, self, mat2)
     return forward("bmm", self, mat2)
 
 
-@aten("bmm.out")
+@aten("bmm.out", key=DENSE)
 def bmm_out(self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _BMM_OUT.by_dtype(self.dtype, self, mat2, out=out)
     return _into(out, "bmm", self, mat2)
 
 
-@aten("addmm")
+@aten("addmm", key=DENSE)
 def addmm(
     self: torch.Tensor,
     mat1: torch.Tensor,
@@ -111,7 +111,7 @@ def addmm(
     return forward("addmm", mat1, mat2, self, alpha, beta)
 
 
-@aten("addmm.out")
+@aten("addmm.out", key=DENSE)
 def addmm_out(
     self: torch.Tensor,
     mat1: torch.Tensor,
@@ -126,7 +126,7 @@ def addmm_out(
     return _into(out, "addmm", mat1, mat2, self, alpha, beta)
 
 
-@aten("baddbmm")
+@aten("baddbmm", key=DENSE)
 def baddbmm(
     self: torch.Tensor,
     batch1: torch.Tensor,
@@ -140,7 +140,7 @@ def baddbmm(
     return forward("baddbmm", batch1, batch2, self, alpha, beta)
 
 
-@aten("addbmm")
+@aten("addbmm", key=DENSE)
 def addbmm(
     self: torch.Tensor,
     batch1: torch.Tensor,
@@ -155,7 +155,7 @@ def addbmm(
     return forward("addbmm", long_1, long_2, self, alpha, beta)
 
 
-@aten("mv")
+@aten("mv", key=DENSE)
 def mv(self: torch.Tensor, vec: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _MV.by_dtype(self.dtype, self, vec)
@@ -164,7 +164,7 @@ def mv(self: torch.Tensor, vec: torch.Tensor) -> Any:
     return forward("mv", self, vec[:, None]).squeeze(1)
 
 
-@aten("addmv")
+@aten("addmv", key=DENSE)
 def addmv(
     self: torch.Tensor,
     mat: torch.Tensor,
@@ -181,23 +181,21 @@ def addmv(
     return forward("addmv", mat, vec[:, None], column, alpha, beta).squeeze(1)
 
 
-@aten("dot")
+@aten("dot", key=DENSE)
 def dot(self: torch.Tensor, tensor: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _DOT.by_dtype(self.dtype, self, tensor)
     return forward("dot", self[None], tensor[:, None]).reshape(())
 
 
-@aten("vdot")
+@aten("vdot", key=DENSE)
 def vdot(self: torch.Tensor, other: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _VDOT.by_dtype(self.dtype, self, other)
     return forward("vdot", self[None], other[:, None]).reshape(())
 
 
-@aten("tensordot")
-@aten("tensordot", key="AutogradCPU")
-@aten("tensordot", key="FuncTorchBatched")
+@aten("tensordot", key=(*DENSE, *DENSE_AUTOGRAD, "FuncTorchBatched"))
 def tensordot(
     self: torch.Tensor, other: torch.Tensor, dims_self: Sequence[int], dims_other: Sequence[int]
 ) -> Any:
@@ -226,7 +224,7 @@ def tensordot(
     return left.mm(right).reshape(lead + last)
 
 
-@aten("_addmm_activation")
+@aten("_addmm_activation", key=DENSE)
 def addmm_activation(
     self: torch.Tensor,
     mat1: torch.Tensor,
@@ -246,15 +244,16 @@ def addmm_activation(
     return z.to(mat1.dtype)
 
 
-@aten("linear")
+@aten("linear", key=DENSE)
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    # At this key all operands are dense and on the CPU; what is left to check is quick.
+    # At these keys all operands are dense; what is left to check is quick.
     dtype = input.dtype
     if dtype not in DTYPE_CODE:
         return _LINEAR.by_dtype(dtype, input, weight, bias)
     shape = weight.shape
     if (
-        weight.dtype is dtype
+        input.is_cpu
+        and weight.dtype is dtype
         and len(shape) == 2
         and input.dim() > 0
         and input.shape[-1] == shape[1]
@@ -264,7 +263,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     return linear_forward(input, weight, bias)
 
 
-@aten("linear", key="AutogradCPU")
+@aten("linear", key=DENSE_AUTOGRAD)
 def linear_autograd(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Any:

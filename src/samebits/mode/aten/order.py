@@ -9,7 +9,7 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, aten
 from samebits.ops import order, scatter
 from samebits.ops.embedding_bag import MODES
 from samebits.ops.embedding_bag import embedding_bag as reduce_bags
@@ -37,26 +37,26 @@ def _floating(x: torch.Tensor) -> bool:
 # ---- ties --------------------------------------------------------------------------------------
 
 
-@aten("topk")
+@aten("topk", key=DENSE)
 def topk(
     self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Any:
     return order.topk(self, k, dim, largest)
 
 
-@aten("sort")
+@aten("sort", key=DENSE)
 def sort(self: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
     return order.sort(self, dim, descending)
 
 
-@aten("sort.stable")
+@aten("sort.stable", key=DENSE)
 def sort_stable(
     self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> Any:
     return _STOCK_SORT_STABLE(self, stable=True, dim=dim, descending=descending)
 
 
-@aten("kthvalue")
+@aten("kthvalue", key=DENSE)
 def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return order.kthvalue(self, k, dim, keepdim)
 
@@ -64,7 +64,7 @@ def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -
 # ---- scatter -----------------------------------------------------------------------------------
 
 
-@aten("index_add")
+@aten("index_add", key=DENSE)
 def index_add(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
 ) -> Any:
@@ -73,7 +73,7 @@ def index_add(
     return scatter.index_add(self, dim, index, source, alpha)
 
 
-@aten("index_reduce")
+@aten("index_reduce", key=DENSE)
 def index_reduce(
     self: torch.Tensor,
     dim: int,
@@ -90,14 +90,14 @@ def index_reduce(
     return scatter.index_reduce(self, dim, index, source, reduce, include_self)
 
 
-@aten("scatter_add")
+@aten("scatter_add", key=DENSE)
 def scatter_add(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> Any:
     if not _floating(self):
         return _STOCK_SCATTER_ADD.by_dtype(self.dtype, self, dim, index, src)
     return scatter.scatter_add(self, dim, index, src)
 
 
-@aten("scatter_reduce.two")
+@aten("scatter_reduce.two", key=DENSE)
 def scatter_reduce(
     self: torch.Tensor,
     dim: int,
@@ -114,7 +114,7 @@ def scatter_reduce(
     return scatter.scatter_reduce(self, dim, index, src, reduce, include_self)
 
 
-@aten("scatter.reduce")
+@aten("scatter.reduce", key=DENSE)
 def scatter_with_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str
 ) -> Any:
@@ -123,7 +123,7 @@ def scatter_with_reduce(
     return scatter.scatter_reduce(self, dim, index, src, reduce)
 
 
-@aten("scatter.value_reduce")
+@aten("scatter.value_reduce", key=DENSE)
 def scatter_value_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, value: float, *, reduce: str
 ) -> Any:
@@ -131,11 +131,11 @@ def scatter_value_reduce(
         return _STOCK_SCATTER_VALUE_REDUCE.by_dtype(
             self.dtype, self, dim, index, value, reduce=reduce
         )
-    src = torch.full(index.shape, value, dtype=self.dtype)
+    src = self.new_full(index.shape, value)
     return scatter.scatter_reduce(self, dim, index, src, reduce)
 
 
-@aten("_index_put_impl_")
+@aten("_index_put_impl_", key=DENSE)
 def index_put_(
     self: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
@@ -151,7 +151,7 @@ def index_put_(
     return _STOCK_INDEX_PUT_IMPL(*args)
 
 
-@aten("put_")
+@aten("put_", key=DENSE)
 def put_(
     self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
 ) -> Any:
@@ -163,14 +163,14 @@ def put_(
     return self.copy_(out.view(self.shape))
 
 
-@aten("bincount")
+@aten("bincount", key=DENSE)
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
     if weights is None or self.numel() == 0:  # of nothing, torch counts in integers
         return _STOCK_BINCOUNT(self, None, minlength)
     return scatter.bincount(self, weights, minlength)
 
 
-@aten("histogram.bins_tensor")
+@aten("histogram.bins_tensor", key=DENSE)
 def histogram(
     self: torch.Tensor,
     bins: torch.Tensor,
@@ -182,7 +182,7 @@ def histogram(
     return scatter.histogram(self, edges, weight, density), edges
 
 
-@aten("histogram.bin_ct")
+@aten("histogram.bin_ct", key=DENSE)
 def histogram_bin_ct(
     self: torch.Tensor,
     bins: int = 100,
@@ -196,7 +196,7 @@ def histogram_bin_ct(
     return scatter.histogram(self, edges, weight, density), edges
 
 
-@aten("segment_reduce")
+@aten("segment_reduce", key=DENSE)
 def segment_reduce(
     data: torch.Tensor,
     reduce: str,
@@ -228,7 +228,7 @@ def segment_reduce(
 # ---- embeddings --------------------------------------------------------------------------------
 
 
-@aten("_embedding_bag", "_embedding_bag_forward_only")
+@aten("_embedding_bag", "_embedding_bag_forward_only", key=DENSE)
 def embedding_bag(
     weight: torch.Tensor,
     indices: torch.Tensor,
@@ -252,7 +252,7 @@ def embedding_bag(
     return bags.out, bags.bag_of, bags.counts, bags.chosen
 
 
-@aten("_embedding_bag_dense_backward")
+@aten("_embedding_bag_dense_backward", key=DENSE)
 def embedding_bag_backward(
     grad: torch.Tensor,
     indices: torch.Tensor,
@@ -279,7 +279,7 @@ def embedding_bag_backward(
             per_sample_weights,
             padding_idx,
         )
-    zeros = torch.zeros((num_weights, grad.shape[1]), dtype=grad.dtype)
+    zeros = grad.new_zeros(num_weights, grad.shape[1])
     if mode == 2:
         taken = maximum_indices.clamp(min=0)
         return scatter.scatter_add(zeros, 0, taken, grad.where(maximum_indices >= 0, 0))
@@ -292,7 +292,7 @@ def embedding_bag_backward(
     return scatter.index_add(zeros, 0, indices[keep], rows[keep])
 
 
-@aten("embedding_dense_backward")
+@aten("embedding_dense_backward", key=DENSE)
 def embedding_dense_backward(
     grad_output: torch.Tensor,
     indices: torch.Tensor,
@@ -312,5 +312,5 @@ def embedding_dense_backward(
     flat = indices.reshape(-1)
     rows = grad_output.reshape(flat.numel(), -1)
     keep = flat != padding_idx
-    zeros = torch.zeros((num_weights, rows.shape[1]), dtype=grad_output.dtype)
+    zeros = rows.new_zeros(num_weights, rows.shape[1])
     return scatter.index_add(zeros, 0, flat[keep], rows[keep])

@@ -10,7 +10,7 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import SamebitsError
 from samebits.mode.fallback import EXACT_DTYPES, Stock, stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, aten
 from samebits.ops import reduce, scan
 
 Dims = Sequence[int] | None
@@ -48,43 +48,43 @@ _PROD, _PROD_DIM = stock("prod"), stock("prod.dim_int")
 _NANSUM = stock("nansum")
 
 
-@aten("sum")
+@aten("sum", key=DENSE)
 def sum_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
     return _reduced(_SUM, "sum", self, None, False, dtype)
 
 
-@aten("sum.dim_IntList")
+@aten("sum.dim_IntList", key=DENSE)
 def sum_dim(
     self: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     return _reduced(_SUM_DIM, "sum", self, dim, keepdim, dtype, dim, keepdim)
 
 
-@aten("mean")
+@aten("mean", key=DENSE)
 def mean_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
     return _reduced(_MEAN, "mean", self, None, False, dtype)
 
 
-@aten("mean.dim")
+@aten("mean.dim", key=DENSE)
 def mean_dim(
     self: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     return _reduced(_MEAN_DIM, "mean", self, dim, keepdim, dtype, dim, keepdim)
 
 
-@aten("prod")
+@aten("prod", key=DENSE)
 def prod_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
     return _reduced(_PROD, "prod", self, None, False, dtype)
 
 
-@aten("prod.dim_int")
+@aten("prod.dim_int", key=DENSE)
 def prod_dim(
     self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     return _reduced(_PROD_DIM, "prod", self, (dim,), keepdim, dtype, dim, keepdim)
 
 
-@aten("nansum")
+@aten("nansum", key=DENSE)
 def nansum(
     self: torch.Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
@@ -94,7 +94,7 @@ def nansum(
 _TRACE = stock("trace")
 
 
-@aten("trace")
+@aten("trace", key=DENSE)
 def trace(self: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _TRACE.by_dtype(self.dtype, self)
@@ -120,28 +120,28 @@ def _moment(
     return reduce.run_with_mean(kind, self, dim, keepdim, freedom)
 
 
-@aten("var.correction")
+@aten("var.correction", key=DENSE)
 def var(
     self: torch.Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     return _moment(_VAR, "var", self, dim, correction, keepdim)
 
 
-@aten("std.correction")
+@aten("std.correction", key=DENSE)
 def std(
     self: torch.Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     return _moment(_STD, "std", self, dim, correction, keepdim)
 
 
-@aten("var_mean.correction")
+@aten("var_mean.correction", key=DENSE)
 def var_mean(
     self: torch.Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     return _moment(_VAR_MEAN, "var", self, dim, correction, keepdim)
 
 
-@aten("std_mean.correction")
+@aten("std_mean.correction", key=DENSE)
 def std_mean(
     self: torch.Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
@@ -153,7 +153,7 @@ def std_mean(
 _VECTOR_NORM, _FOREACH_NORM = stock("linalg_vector_norm"), stock("_foreach_norm.Scalar")
 
 
-@aten("linalg_vector_norm")
+@aten("linalg_vector_norm", key=DENSE)
 def vector_norm(
     self: torch.Tensor,
     ord: float = 2,
@@ -172,29 +172,29 @@ def vector_norm(
     return reduce.norm_of_order(self, ord, dim, keepdim, dtype)
 
 
-@aten("norm.Scalar")
+@aten("norm.Scalar", key=DENSE)
 def norm(self: torch.Tensor, p: float = 2) -> Any:
     return vector_norm(self, p)
 
 
-@aten("norm.ScalarOpt_dtype")
+@aten("norm.ScalarOpt_dtype", key=DENSE)
 def norm_dtype(self: torch.Tensor, p: float | None, *, dtype: torch.dtype) -> Any:
     return vector_norm(self, 2 if p is None else p, dtype=dtype)
 
 
-@aten("norm.ScalarOpt_dim")
+@aten("norm.ScalarOpt_dim", key=DENSE)
 def norm_dim(self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool = False) -> Any:
     return vector_norm(self, 2 if p is None else p, dim, keepdim)
 
 
-@aten("norm.ScalarOpt_dim_dtype")
+@aten("norm.ScalarOpt_dim_dtype", key=DENSE)
 def norm_dim_dtype(
     self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, *, dtype: torch.dtype
 ) -> Any:
     return vector_norm(self, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
-@aten("_foreach_norm.Scalar")
+@aten("_foreach_norm.Scalar", key=DENSE)
 def foreach_norm(
     self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> Any:
@@ -204,7 +204,7 @@ def foreach_norm(
 _LOGSUMEXP, _LOGSUMEXP_OUT = stock("logsumexp"), stock("logsumexp.out")
 
 
-@aten("logsumexp")
+@aten("logsumexp", key=DENSE)
 def logsumexp(self: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
     if self.dtype in EXACT_DTYPES:
         self = self.to(torch.get_default_dtype())
@@ -213,7 +213,7 @@ def logsumexp(self: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> 
     return reduce.run("logsumexp", self, dim, keepdim)
 
 
-@aten("logsumexp.out")
+@aten("logsumexp.out", key=DENSE)
 def logsumexp_out(
     self: torch.Tensor, dim: Sequence[int], keepdim: bool = False, *, out: torch.Tensor
 ) -> Any:
@@ -238,17 +238,17 @@ def _scan(
     return scan.run(self, dim, dtype, product)
 
 
-@aten("cumsum")
+@aten("cumsum", key=DENSE)
 def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return _scan(_CUMSUM, self, dim, dtype, False)
 
 
-@aten("cumprod")
+@aten("cumprod", key=DENSE)
 def cumprod(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return _scan(_CUMPROD, self, dim, dtype, True)
 
 
-@aten("logcumsumexp")
+@aten("logcumsumexp", key=DENSE)
 def logcumsumexp(self: torch.Tensor, dim: int) -> Any:
     return _LOGCUMSUMEXP.uncovered("running log-sum-exp has no contract", self, dim)
 
@@ -271,7 +271,7 @@ def _both_floating(a: torch.Tensor, b: torch.Tensor) -> bool:
 _MSE, _SMOOTH_L1, _HUBER = stock("mse_loss"), stock("smooth_l1_loss"), stock("huber_loss")
 
 
-@aten("mse_loss")
+@aten("mse_loss", key=DENSE)
 def mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
     if not _both_floating(self, target):
         return _MSE.uncovered(f"no contract covers {self.dtype}", self, target, reduction)
@@ -279,7 +279,7 @@ def mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> An
     return _loss(d * d, reduction, torch.promote_types(self.dtype, target.dtype))
 
 
-@aten("smooth_l1_loss")
+@aten("smooth_l1_loss", key=DENSE)
 def smooth_l1_loss(
     self: torch.Tensor, target: torch.Tensor, reduction: int = 1, beta: float = 1.0
 ) -> Any:
@@ -291,7 +291,7 @@ def smooth_l1_loss(
     return _loss(terms, reduction, torch.promote_types(self.dtype, target.dtype))
 
 
-@aten("huber_loss")
+@aten("huber_loss", key=DENSE)
 def huber_loss(
     self: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0
 ) -> Any:
@@ -306,7 +306,7 @@ def huber_loss(
 _BCE = stock("binary_cross_entropy")
 
 
-@aten("binary_cross_entropy")
+@aten("binary_cross_entropy", key=DENSE)
 def binary_cross_entropy(
     self: torch.Tensor,
     target: torch.Tensor,
@@ -316,8 +316,11 @@ def binary_cross_entropy(
     if not _both_floating(self, target) or (weight is not None and weight.dtype not in DTYPE_CODE):
         reason = f"no contract covers {self.dtype}"
         return _BCE.uncovered(reason, self, target, weight, reduction)
-    if self.numel() and (self.min() < 0 or self.max() > 1):
-        raise SamebitsError("binary_cross_entropy: an element of input is not between 0 and 1")
+    within = "binary_cross_entropy: an element of input is not between 0 and 1"
+    if self.is_cuda:  # as torch: without waiting for the GPU
+        torch._assert_async(((self >= 0) & (self <= 1)).all(), within)
+    elif self.numel() and (self.min() < 0 or self.max() > 1):
+        raise SamebitsError(within)
     x, t = self.to(_FLOAT32), target.to(_FLOAT32)
     no, yes = torch.log1p(-x).clamp_min(-100), torch.log(x).clamp_min(-100)
     terms = (t - 1) * no - t * yes
@@ -344,14 +347,14 @@ def _nll(
     w = counts.to(_FLOAT32) if weight is None else weight.to(_FLOAT32)[index].where(counts, 0)
     terms = (-taken * w).where(counts, 0)
     if reduction == _NONE:
-        return terms.to(dtype), torch.zeros((), dtype=dtype)
+        return terms.to(dtype), rows.new_zeros(())
     loss, total = reduce.run("sum", terms), reduce.run("sum", w)
     if reduction == _MEAN_REDUCTION:
         loss = loss / total
     return loss.to(dtype), total.to(dtype)
 
 
-@aten("nll_loss_forward")
+@aten("nll_loss_forward", key=DENSE)
 def nll_loss_forward(
     self: torch.Tensor,
     target: torch.Tensor,
@@ -367,7 +370,7 @@ def nll_loss_forward(
     return _nll(self, target, weight, reduction, ignore_index)
 
 
-@aten("nll_loss2d_forward")
+@aten("nll_loss2d_forward", key=DENSE)
 def nll_loss2d_forward(
     self: torch.Tensor,
     target: torch.Tensor,
@@ -386,11 +389,11 @@ def nll_loss2d_forward(
 _NLL_BACKWARD, _NLL_2D_BACKWARD = stock("nll_loss_backward"), stock("nll_loss2d_backward")
 
 
-@aten("nll_loss_backward")
+@aten("nll_loss_backward", key=DENSE)
 def nll_loss_backward(*args: Any) -> Any:
     return _NLL_BACKWARD(*args)
 
 
-@aten("nll_loss2d_backward")
+@aten("nll_loss2d_backward", key=DENSE)
 def nll_loss2d_backward(*args: Any) -> Any:
     return _NLL_2D_BACKWARD(*args)

@@ -11,7 +11,7 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, aten
 from samebits.ops import reduce
 from samebits.ops.softmax import run as run_softmax
 
@@ -23,21 +23,21 @@ _LOG_SOFTMAX_BACKWARD = stock("_log_softmax_backward_data")
 _MASKED_SOFTMAX = stock("_masked_softmax")
 
 
-@aten("_softmax")
+@aten("_softmax", key=DENSE)
 def softmax_forward(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _SOFTMAX.by_dtype(self.dtype, self, dim, half_to_float)
     return run_softmax(self, dim, _F32 if half_to_float else None, False)
 
 
-@aten("_log_softmax")
+@aten("_log_softmax", key=DENSE)
 def log_softmax_forward(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _LOG_SOFTMAX.by_dtype(self.dtype, self, dim, half_to_float)
     return run_softmax(self, dim, _F32 if half_to_float else None, True)
 
 
-@aten("_softmax_backward_data")
+@aten("_softmax_backward_data", key=DENSE)
 def softmax_backward(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
@@ -47,7 +47,7 @@ def softmax_backward(
     return ((g - reduce.run("sum", g * y, dim, True)) * y).to(input_dtype)
 
 
-@aten("_log_softmax_backward_data")
+@aten("_log_softmax_backward_data", key=DENSE)
 def log_softmax_backward(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
@@ -57,7 +57,7 @@ def log_softmax_backward(
     return (g - torch.exp(output.to(_F32)) * reduce.run("sum", g, dim, True)).to(input_dtype)
 
 
-@aten("_masked_softmax")
+@aten("_masked_softmax", key=DENSE)
 def masked_softmax(
     self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
 ) -> Any:
