@@ -56,6 +56,7 @@ def check(
     html: Annotated[bool, typer.Option(help="write the HTML page")] = True,
     costs: Annotated[bool, typer.Option(help="measure times and generate text")] = True,
     seed: Annotated[int, typer.Option(help="seed of generated inputs")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for a wide sweep on a GPU")] = "cpu",
 ) -> None:
     """Test the promises on stock PyTorch and with samebits on.
 
@@ -73,7 +74,7 @@ def check(
     try:
         select(promise)
         with terminal.progress(console, target) as tell:
-            subject = load(target, inputs=inputs, shape=shape)
+            subject = load(target, inputs=inputs, shape=shape, device=device)
             report = run(subject, promises=promise, costs=costs, seed=seed, progress=tell)
     except SamebitsError as error:
         console.print(f"samebits check: {error}", style="red", markup=False, highlight=False)

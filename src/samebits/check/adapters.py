@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from samebits.check.functions import FunctionSubject
-from samebits.check.subject import Subject
+from samebits.check.subject import Subject, device_of
 from samebits.check.tokens import DecoderSubject, EncoderSubject
 from samebits.errors import SettingError
 
@@ -38,12 +38,14 @@ class TinyDecoder:
     def __init__(self, model: Any, name: str | None = None) -> None:
         self.module, self.name = model, name or type(model).__name__
         self.vocabulary = int(model.config.vocab)
+        self._device = device_of(model)
 
     def logits(
         self, ids: torch.Tensor, cache: Any = None, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `samebits.check.tokens.Decoder.logits`."""
-        logits: torch.Tensor = self.module(ids, cache, attention_mask=mask)
+        mask = None if mask is None else mask.to(self._device)
+        logits: torch.Tensor = self.module(ids.to(self._device), cache, attention_mask=mask)
         return logits
 
     def prompts(self) -> list[tuple[str, torch.Tensor]]:
@@ -92,6 +94,7 @@ class HuggingFaceDecoder:
         self.name = name or type(model).__name__
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self._tokenizer, self._prompts = tokenizer, prompts
+        self._device = device_of(model)
         # Renamed in transformers 5.2x; the old name still works there, with a warning.
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -103,7 +106,8 @@ class HuggingFaceDecoder:
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `samebits.check.tokens.Decoder.logits`."""
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        ids = ids.to(self._device)
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(self._device)
         if cache is not None:
             real = cache.mask = torch.cat([cache.mask, real], 1)
         padded = not bool(real.all())
@@ -142,7 +146,7 @@ class HuggingFaceDecoder:
         from transformers import DynamicCache
 
         past = DynamicCache(config=self.module.config)
-        return HuggingFaceCache(past, torch.ones(batch, 0, dtype=torch.bool))
+        return HuggingFaceCache(past, torch.ones(batch, 0, dtype=torch.bool, device=self._device))
 
     def fork(self, cache: HuggingFaceCache) -> HuggingFaceCache:
         """An independent copy."""
@@ -160,9 +164,11 @@ class HuggingFaceEncoder:
         self.module = model
         self.name = name or type(model).__name__
         self.vocabulary = int(model.config.vocab_size)
+        self._device = device_of(model)
 
     def embed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """One vector [D] for each row of ids [B, T]; `mask` [B, T] is True at real tokens."""
+        ids, mask = ids.to(self._device), mask.to(self._device)
         # Positions count real tokens: without them padding on the left would move the text.
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         hidden = self.module(
@@ -229,5 +235,5 @@ def _requests(inputs: Any) -> Sequence[torch.Tensor]:
     if inputs is None:
         return []
     if isinstance(inputs, torch.Tensor):
-        return list(inputs) if inputs.dim() == 2 else [inputs]
-    return [torch.as_tensor(request) for request in inputs]
+        return list(inputs.cpu()) if inputs.dim() == 2 else [inputs.cpu()]
+    return [torch.as_tensor(request).cpu() for request in inputs]

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from samebits.engines import cpu
+from samebits.engines.triton import device_class
+from samebits.errors import DTypeError
 
 
-def environment() -> dict[str, str]:
-    """Versions, processor, instruction set of the engine, threads."""
+def environment(device: torch.device | None = None) -> dict[str, str]:
+    """Versions, processor or GPU, the engine, threads; `device` is where it computes."""
+    if device is not None and device.type == "cuda":
+        return _software() | _gpu(device)
+    return _software() | {
+        "processor": processor(),
+        "engine": f"cpu, {cpu.isa()}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _software() -> dict[str, str]:
     return {
         "samebits": _version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "engine": f"cpu, {cpu.isa()}",
-        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        engine = f"triton {version('triton')}, {device_class(device.index or 0)}"
+    except (DTypeError, PackageNotFoundError) as error:
+        engine = f"none: {error}"
+    return {
+        "device": f"{properties.name}, {properties.multi_processor_count} multiprocessors",
+        "engine": engine,
+        "CUDA": str(torch.version.cuda),
     }
 
 

@@ -18,11 +18,14 @@ from samebits.check.subject import (
     repeat_probes,
     rows_of,
     thread_probes,
+    to_cpu,
 )
 from samebits.check.trace import window
 from samebits.errors import ShapeError
 
 SWEEP = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 24, 31, 32, 33, 48, 64)
+#: On a GPU: every number of rows up to 1100 but for those far from an edge of any tile.
+WIDE_SWEEP = (*range(1, 260), *(m for m in range(260, 1101) if (m + 2) % 32 < 5))
 POSITION_BATCH = 11
 NEIGHBOUR_BATCH = 9
 
@@ -57,6 +60,9 @@ class FunctionSubject:
         self.name: str = name or str(getattr(fn, "__name__", type(fn).__name__))
         self._fn, self._inputs, self._sweep = fn, tuple(inputs), tuple(sweep)
         self._batched = self._batch_arguments(batched)
+        self.device = self._inputs[self._batched[0]].device
+        if self.device.type == "cuda":
+            self._sweep = tuple(sweep) if sweep is not SWEEP else WIDE_SWEEP
         self._generator = torch.Generator().manual_seed(seed)
         self._pool = self._make_pool(max(*self._sweep, POSITION_BATCH, NEIGHBOUR_BATCH))
 
@@ -87,11 +93,12 @@ class FunctionSubject:
         shape = (missing, *x.shape[1:])
         if x.is_floating_point() and x.numel():
             finite = x[x.isfinite()].float()
+            finite = finite.cpu()
             mean, std = (finite.mean(), finite.std(correction=0)) if len(finite) else (0.0, 1.0)
             noise = torch.randn(shape, generator=self._generator)
-            more = (noise * std + mean).to(x.dtype)
+            more = (noise * std + mean).to(x.dtype).to(x.device)
         elif x.numel():
-            pick = torch.randint(x.numel(), shape, generator=self._generator)
+            pick = torch.randint(x.numel(), shape, generator=self._generator).to(x.device)
             more = x.reshape(-1)[pick]
         else:
             more = x.new_empty(shape)
@@ -127,6 +134,7 @@ class FunctionSubject:
                 f"{self.name} does not work row by row: {count} rows in, {shapes} out. Check a "
                 "function whose outputs have one row for each row of its first input"
             )
+        leaves = [to_cpu(t) for t in leaves]
         return [tuple(t[row] for t in leaves) for row in range(count)]
 
     def batch(self, count: int) -> Call:
@@ -144,7 +152,8 @@ class FunctionSubject:
 
     def _probes_repeats(self) -> Iterator[Probe]:
         for count in (1, 5):
-            yield from repeat_probes(self.batch(count), count, 5)
+            times = 200 if self.device.type == "cuda" else 5
+            yield from repeat_probes(self.batch(count), count, times, self.device)
 
     def _probes_rows(self) -> Iterator[Probe]:
         alone = [self._call(self._rows([row])) for row in range(max(self._sweep))]
@@ -211,7 +220,7 @@ class FunctionSubject:
 
     def _probes_threads(self) -> Iterator[Probe]:
         for count in (1, 16):
-            yield from thread_probes(self.batch(count), count)
+            yield from thread_probes(self.batch(count), count, self.device)
 
     def _probes_layout(self) -> Iterator[Probe]:
         for count in (1, 5, 16):

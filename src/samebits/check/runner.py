@@ -95,7 +95,7 @@ def check(
     return Report(
         target=subject.name,
         kind=subject.kind,
-        environment=environment() | subject.describe(),
+        environment=environment(subject.device) | subject.describe(),
         tests=tuple(results),
         speed=speed,
         texts=texts,

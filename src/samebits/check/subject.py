@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -60,6 +60,7 @@ class Subject(Protocol):
     name: str
     kind: str
     module: torch.nn.Module | None
+    device: torch.device
 
     def describe(self) -> dict[str, str]:
         """Lines for the report's environment: parameters, dtype, shapes."""
@@ -72,11 +73,23 @@ class Subject(Protocol):
         """
 
 
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Where a module's parameters are; the CPU if it has none."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def to_cpu(result: torch.Tensor) -> torch.Tensor:
+    """A result where it is compared: one copy of a whole batch, not one a request."""
+    return result.cpu() if result.is_cuda else result
+
+
 THREADS = (1, 2, 3, 4)
 
 
-def thread_probes(call: Call, count: int) -> Iterator[Probe]:
+def thread_probes(call: Call, count: int, device: torch.device) -> Iterator[Probe]:
     """`call` with `count` rows and other numbers of threads, against the number in force."""
+    if device.type != "cpu":
+        raise NotApplicable(f"computed on {device.type}")
     before = torch.get_num_threads()
 
     def with_threads(threads: int) -> Call:
@@ -100,11 +113,33 @@ def thread_probes(call: Call, count: int) -> Iterator[Probe]:
             )
 
 
-def repeat_probes(call: Call, count: int, times: int) -> Iterator[Probe]:
-    """`call` with `count` rows again and again, against its first result."""
+def repeat_probes(call: Call, count: int, times: int, device: torch.device) -> Iterator[Probe]:
+    """`call` with `count` rows again and again, against its first result.
+
+    On a GPU every second call runs beside other work, which takes its multiprocessors away.
+    """
     for time in range(1, times + 1):
-        label = f"M = {count}, repeat {time}"
-        yield Probe(label, call, rows_of(call, count), x=time, group=f"M = {count}")
+        loaded = device.type == "cuda" and time % 2 == 0
+        label = f"M = {count}, repeat {time}" + (" under load" if loaded else "")
+        again = under_load(call) if loaded else call
+        yield Probe(label, again, rows_of(call, count), x=time, group=f"M = {count}")
+
+
+def under_load(call: Call) -> Call:
+    """`call` while another stream of the GPU is busy."""
+
+    def run() -> Sequence[Bits]:
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            busy = torch.ones(2**22, device="cuda")
+            for _ in range(32):
+                busy = busy * 1.0000001
+        try:
+            return call()
+        finally:
+            stream.synchronize()
+
+    return run
 
 
 def moved(

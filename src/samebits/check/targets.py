@@ -38,7 +38,9 @@ SENTENCES = (
 )
 
 
-def load(target: str, *, inputs: str | None = None, shape: str | None = None) -> Subject:
+def load(
+    target: str, *, inputs: str | None = None, shape: str | None = None, device: str = "cpu"
+) -> Subject:
     """The subject that a command line's target names.
 
     Args:
@@ -46,11 +48,14 @@ def load(target: str, *, inputs: str | None = None, shape: str | None = None) ->
             model, or a factory without parameters that returns one (or a pair with its inputs).
         inputs: ``module:name`` of the inputs (or of a function without parameters that gives them).
         shape: ``8x4096:bfloat16``, random inputs instead.
+        device: ``cpu``, ``cuda`` or ``cuda:1``: where modules and inputs are put. The bundled model
+            is taken in bfloat16 on a GPU, whose attention has no contract in float32.
 
     Raises:
         SettingError: there is nothing of that name, or it needs inputs.
         MissingPackageError: the model comes in a package that is not installed.
     """
+    where = _device(device)
     if ":" in target:
         thing = _produced(_object(target))
         given: Any = None
@@ -60,36 +65,64 @@ def load(target: str, *, inputs: str | None = None, shape: str | None = None) ->
             given = _produced(_object(inputs))
         elif shape is not None:
             given = _random(shape)
-        return subject_of(thing, given, name=target)
+        if isinstance(thing, torch.nn.Module):
+            thing = thing.to(where)
+        return subject_of(thing, _moved(given, where), name=target)
     if target not in MODELS:
         raise SettingError(
             f"there is no model {target!r}: use one of {', '.join(MODELS)}, or module:function"
         )
-    return MODELS[target]()
+    return MODELS[target](where)
 
 
-def _tiny() -> Subject:
+def _device(name: str) -> torch.device:
+    """The device of a command line.
+
+    Raises:
+        SettingError: torch does not know it, or this machine does not have it.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SettingError(f"device {name!r} cannot be used here: {reason}") from error
+    return device
+
+
+def _moved(inputs: Any, device: torch.device) -> Any:
+    if isinstance(inputs, torch.Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, (tuple, list)):
+        return type(inputs)(_moved(x, device) for x in inputs)
+    return inputs
+
+
+def _tiny(device: torch.device) -> Subject:
     from samebits.models import tiny
 
-    return subject_of(tiny.load(), name="tiny")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return subject_of(tiny.load(dtype=dtype, device=device), name="tiny")
 
 
-def _smollm2() -> Subject:
+def _smollm2(device: torch.device) -> Subject:
     from samebits.models import hub
 
     loaded = hub.smollm2()
     requests = [torch.tensor(hub.ask(loaded.tokenizer, question)) for question in QUESTIONS]
     prompts = [(f"{question}\n", ids) for question, ids in zip(QUESTIONS, requests, strict=True)]
-    decoder = HuggingFaceDecoder(loaded.model, "smollm2", loaded.tokenizer, prompts)
+    decoder = HuggingFaceDecoder(loaded.model.to(device), "smollm2", loaded.tokenizer, prompts)
     return subject_of(decoder, requests)
 
 
-def _minilm() -> Subject:
+def _minilm(device: torch.device) -> Subject:
     from samebits.models import hub
 
     loaded = hub.minilm()
     requests = [torch.tensor(loaded.tokenizer(sentence)["input_ids"]) for sentence in SENTENCES]
-    return EncoderSubject(HuggingFaceEncoder(loaded.model, "minilm"), requests)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    model = loaded.model.to(device=device, dtype=dtype)
+    return EncoderSubject(HuggingFaceEncoder(model, "minilm"), requests)
 
 
 MODELS = {"tiny": _tiny, "smollm2": _smollm2, "minilm": _minilm}

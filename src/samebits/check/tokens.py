@@ -19,11 +19,13 @@ from samebits.check.subject import (
     Call,
     NotApplicable,
     Probe,
+    device_of,
     moved,
     repeat_probes,
     rows_of,
     shifted,
     thread_probes,
+    to_cpu,
     transposed,
 )
 from samebits.check.trace import window
@@ -84,6 +86,28 @@ class Sizes:
     repeats: int
 
 
+#: Every batch up to two tiles of 64, then both sides of every edge of a tile.
+_EDGES = (
+    191,
+    192,
+    193,
+    255,
+    256,
+    257,
+    383,
+    384,
+    385,
+    511,
+    512,
+    513,
+    767,
+    768,
+    769,
+    1023,
+    1024,
+    1025,
+)
+WIDE = Sizes((*range(1, 131), *_EDGES, 1100), 601, 5, 200)
 SMALL = Sizes((1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 24, 31, 32, 33, 64), 61, 11, 5)
 LARGE = Sizes((1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33), 37, 11, 3)
 LARGE_PARAMETERS = 20_000_000
@@ -145,9 +169,15 @@ class TokenSubject(ABC):
         self.name, self._vocabulary, self._model = name, vocabulary, module
         self.module: torch.nn.Module | None = module
         self.parameters = sum(p.numel() for p in module.parameters())
-        self.sizes = sizes or (LARGE if self.parameters > LARGE_PARAMETERS else SMALL)
+        self.device = device_of(module)
+        self.sizes = sizes or self._sizes()
         self._generator = torch.Generator().manual_seed(seed)
         self._pool = [self._request(requests, i, self.sizes.tokens) for i in range(POOL)]
+
+    def _sizes(self) -> Sizes:
+        if self.parameters > LARGE_PARAMETERS:
+            return LARGE
+        return WIDE if self.device.type == "cuda" else SMALL
 
     def _request(self, given: Sequence[torch.Tensor], i: int, length: int) -> torch.Tensor:
         """The i-th request, cut or filled up to `length` tokens."""
@@ -193,7 +223,8 @@ class TokenSubject(ABC):
 
     def _probes_repeats(self) -> Iterator[Probe]:
         for count in (1, 5):
-            yield from repeat_probes(self._call(self._pool[:count]), count, self.sizes.repeats)
+            call = self._call(self._pool[:count])
+            yield from repeat_probes(call, count, self.sizes.repeats, self.device)
 
     def _probes_rows(self) -> Iterator[Probe]:
         yield from self._sweep("", lambda requests: self._call(requests))
@@ -268,7 +299,7 @@ class TokenSubject(ABC):
 
     def _probes_threads(self) -> Iterator[Probe]:
         for count in (1, 5):
-            yield from thread_probes(self._call(self._pool[:count]), count)
+            yield from thread_probes(self._call(self._pool[:count]), count, self.device)
 
     def _probes_layout(self) -> Iterator[Probe]:
         moves = {"one element off alignment": shifted, "column-major": transposed}
@@ -301,7 +332,7 @@ class EncoderSubject(TokenSubject):
         """One vector for each row."""
         count, length = batch.ids.shape
         with torch.no_grad(), window(count, length, batch.spans):
-            vectors = self.encoder.embed(batch.ids, batch.mask)
+            vectors = to_cpu(self.encoder.embed(batch.ids, batch.mask))
         return [(vector,) for vector in vectors]
 
 
@@ -319,7 +350,7 @@ class DecoderSubject(TokenSubject):
         count, length = batch.ids.shape
         mask = batch.mask if batch.padded else None
         with torch.no_grad(), window(count, length, batch.spans):
-            logits = self.decoder.logits(batch.ids, None, mask)
+            logits = to_cpu(self.decoder.logits(batch.ids, None, mask))
         return [(row[start:stop],) for row, (start, stop) in zip(logits, batch.spans, strict=True)]
 
     def pieces(
@@ -342,7 +373,7 @@ class DecoderSubject(TokenSubject):
                 for piece in torch.split(ids, list(cuts), 1):
                     with window(*piece.shape):
                         parts.append(self.decoder.logits(piece, held))
-            return [(row,) for row in torch.cat(parts, 1)]
+            return [(row,) for row in to_cpu(torch.cat(parts, 1))]
 
         return run
 

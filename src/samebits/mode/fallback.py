@@ -13,8 +13,9 @@ choice. The pattern in an area module::
         return _SUM.by_dtype(self.dtype, self, dim, keepdim, dtype=dtype)
 
 A handle is taken when the area module is imported, before anything is installed, so calling it
-never recurses into the override. It holds the kernel for CUDA tensors too, where torch has them. Operations that the stock kernel itself dispatches (a composite's
-parts) are covered or refused like any other call.
+never recurses into the override. It holds the kernel for CUDA tensors too, where torch has one.
+Operations that the stock kernel itself dispatches (a composite's parts) are covered or refused like
+any other call.
 """
 
 from __future__ import annotations

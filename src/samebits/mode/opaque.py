@@ -1,8 +1,9 @@
 """Composite operations that are overridden as a whole stay whole when they are traced.
 
 torch splits a composite (``linear``, ``scaled_dot_product_attention``) above the level at which a
-compiler records operations. An override at AutogradCPU or AutogradCUDA takes it whole; but what it meets there may
-have no memory: a tracer's stand-in, or a tensor under a dispatch mode that wants to see what runs.
+compiler records operations. An override at AutogradCPU or AutogradCUDA takes it whole; but what it
+meets there may have no memory: a tracer's stand-in, or a tensor under a dispatch mode that wants to
+see what runs.
 For these the override calls ``samebits::<name>``, an operation with the composite's schema that
 tracers record and replay as it is, so that compiled code has the bits of eager code. Its gradient
 is ``samebits::<name>_vjp``, which runs the override again and differentiates it.

@@ -18,9 +18,11 @@ from samebits.mode.fallback import refuse, stock
 from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, aten
 from samebits.ops.attention import attention, checks, to_four_dims
 from samebits.ops.attention.autograd import attention_backward
+from samebits.ops.attention.padding import without_padding
 
 _DROPOUT = "dropout draws from one generator for the whole batch"
 _NO_DROPOUT = "Use dropout_p=0 (model.eval())."
+_GPU_DTYPES = "Use bfloat16 or float16, or compute on the CPU"
 
 _STOCK_FLASH = stock("_scaled_dot_product_flash_attention_for_cpu")
 _STOCK_FLASH_BACKWARD = stock("_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -38,16 +40,22 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if dropout_p > 0.0 or query.dtype not in DTYPE_CODE:
+    narrow = query.dtype in DTYPE_CODE and not (query.is_cuda and query.dtype is torch.float32)
+    if dropout_p > 0.0 or not narrow:
         op = "scaled_dot_product_attention"
         if dropout_p > 0.0:
             refuse(op, _DROPOUT, remedy=_NO_DROPOUT)
+        elif query.is_cuda:
+            refuse(op, f"no contract covers {query.dtype} on a GPU", remedy=_GPU_DTYPES)
         else:
             refuse(op, f"no contract covers {query.dtype}")
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
             enable_gqa=enable_gqa,
         )[0]  # fmt: skip
+    if attn_mask is not None and query.is_cuda and query.dim() == key.dim() == value.dim() == 4:
+        attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape))
+        key, value, attn_mask = without_padding(key, value, attn_mask)
     return attention(
         query, key, value, scale=scale, causal=is_causal, q_start=0, mask=attn_mask,
         enable_gqa=enable_gqa,
@@ -69,6 +77,16 @@ def whole(
 
     torch itself would split other than 4-D operands into products and a softmax: other bits.
     """
+    if query.is_cuda:
+        refuse(
+            "scaled_dot_product_attention",
+            "torch.func has no batching rule for the kernel of a GPU",
+            remedy="Call it outside vmap and grad of torch.func",
+        )
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
+            enable_gqa=enable_gqa,
+        )[0]  # fmt: skip
     lead: torch.Size | None = None
     if query.dim() != 4 or not query.size(0) == key.size(0) == value.size(0):
         query, key, value, attn_mask, lead = to_four_dims(query, key, value, attn_mask)
