@@ -14,6 +14,7 @@ from samebits.ops.conv import (
 from samebits.ops.embedding_bag import embedding_bag
 from samebits.ops.linear import linear
 from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
+from samebits.ops.moe import grouped_linear, moe, moe_combine, router_topk
 from samebits.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
 from samebits.ops.order import (
     argmax,
@@ -130,6 +131,7 @@ __all__ = [
     "gelu_mul",
     "glu",
     "group_norm",
+    "grouped_linear",
     "histogram",
     "index_add",
     "index_put_accumulate",
@@ -148,12 +150,15 @@ __all__ = [
     "mean",
     "mish",
     "mm",
+    "moe",
+    "moe_combine",
     "mv",
     "nansum",
     "pow",
     "prod",
     "rms_norm",
     "rotary",
+    "router_topk",
     "rsqrt",
     "scatter_add",
     "scatter_reduce",

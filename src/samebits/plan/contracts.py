@@ -36,7 +36,7 @@ from samebits.errors import ContractError
 
 LinearOp = Literal[
     "linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum",
-    "conv1d", "conv2d",
+    "conv1d", "conv2d", "grouped_linear",
 ]  # fmt: skip
 AttentionOp = Literal["attention", "scaled_dot_product_attention"]
 RowOp = Literal[

@@ -12,6 +12,8 @@ from samebits.plan.contracts import ATTENTION_OPS, LINEAR_OPS, contract_for
 
 def family_of(op: str) -> str:
     """The family of kernels that an operation runs on."""
+    if op == "grouped_linear":
+        return "grouped"
     if op in LINEAR_OPS:
         return "linear"
     return "attention" if op in ATTENTION_OPS else op
