@@ -83,6 +83,31 @@ char integer_class(nb::handle value, uint64_t& word) {
   return narrow ? (round ? 'I' : 'i') : (round ? 'L' : 'l');
 }
 
+/// The fields of a tensor descriptor (Triton's or Gluon's), or nothing for other objects.
+nb::dict fields_of(nb::handle object) {
+  nb::object fields = nb::steal(PyObject_GenericGetDict(object.ptr(), nullptr));
+  if (!fields.is_valid()) PyErr_Clear();
+  const bool described = fields.is_valid() && PyDict_Contains(fields.ptr(), names().block_shape) == 1 &&
+                         PyDict_Contains(fields.ptr(), names().base) == 1;
+  if (!described) return nb::steal<nb::dict>(nullptr);
+  return nb::borrow<nb::dict>(fields);
+}
+
+/// A field, or nothing.
+nb::handle field(const nb::dict& fields, PyObject* name) { return PyDict_GetItemWithError(fields.ptr(), name); }
+
+Window window_of(const nb::dict& fields, nb::handle base, const std::string& kernel, size_t index) {
+  Window window;
+  window.rank = integers(field(fields, names().shape), window.shape, Window::kMaxRank);
+  if (integers(field(fields, names().strides), window.strides, Window::kMaxRank) != window.rank)
+    fail("kernel " + kernel + ": argument " + std::to_string(index) + " is a descriptor with " +
+         std::to_string(window.rank) + " sizes and another number of strides");
+  window.address = call_for_int(base, names().data_ptr, true);
+  const nb::handle padding = field(fields, names().padding);
+  window.nan_fill = padding.is_valid() && PyUnicode_CompareWithASCIIString(padding.ptr(), "nan") == 0;
+  return window;
+}
+
 }  // namespace
 
 int64_t Keys::intern(nb::handle object) {
@@ -187,26 +212,14 @@ void Launcher::operator()(nb::handle grid, nb::args args) {
       seen.tensor_on(call_for_int(arg, names().get_device), name_, i);
       seen.key += value.word % 16 == 0 ? 'P' : 'p';
       append_bytes(seen.key, get(arg, names().dtype).ptr());  // dtypes live as long as torch
-    } else if (PyObject_HasAttr(a, names().block_shape)) {
-      nb::object base = get(arg, names().base), layout = nb::none();
-      if (PyObject_HasAttr(a, names().layout)) layout = get(arg, names().layout);
-      Window window;
-      int64_t box[Window::kMaxRank], strides = 0;
-      window.rank = integers(get(arg, names().shape), window.shape, Window::kMaxRank);
-      strides = integers(get(arg, names().strides), window.strides, Window::kMaxRank);
-      const int tile = integers(get(arg, names().block_shape), box, Window::kMaxRank);
-      if (strides != window.rank || tile != window.rank)
-        fail("kernel " + name_ + ": argument " + std::to_string(i) + " is a descriptor with " +
-             std::to_string(window.rank) + " sizes, " + std::to_string(strides) + " strides and a tile of " +
-             std::to_string(tile) + " axes");
-      window.address = call_for_int(base, names().data_ptr, true);
-      window.nan_fill = nb::borrow<nb::str>(get(arg, names().padding)).equal(nb::str("nan"));
+    } else if (const nb::dict fields = fields_of(arg); fields.is_valid()) {
+      const nb::handle base = field(fields, names().base), layout = field(fields, names().layout);
+      const Window window = window_of(fields, base, name_, i);
       seen.tensor_on(call_for_int(base, names().get_device), name_, i);
       seen.key += 'd';
       append_bytes(seen.key, get(base, names().dtype).ptr());
-      append_bytes(seen.key, keys_.intern(layout));
-      append_bytes(seen.key, window.rank);
-      for (int axis = 0; axis < window.rank; ++axis) append_bytes(seen.key, box[axis]);
+      append_bytes(seen.key, layout.is_valid() ? keys_.intern(layout) : int64_t{-1});
+      keys_.append(seen.key, nb::tuple(field(fields, names().block_shape)));
       value.window = static_cast<int>(seen.windows.size());
       seen.windows.push_back(window);
     } else {
