@@ -1,9 +1,9 @@
 """Triton's interpreter, mended, so that kernels are held to their contracts without a GPU.
 
 Triton 3.6 interprets bf16 dots as integers, rounds conversions differently from the chip, and fails
-on NumPy >= 2.3. Here conversions round once to nearest even, an fma is one, and a dot computes the
-very bits of a Hopper tensor core by the contracts' evaluator: a kernel has the bytes that it has on
-the chip.
+on NumPy >= 2.3. Here conversions round once to nearest even, an fma is one, a dot computes the very
+bits of a Hopper tensor core and exp2 those of its special function unit: a kernel has the bytes
+that it has on the chip.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def install() -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
     builder.create_fma = _create_fma
+    builder.create_exp2 = _create_exp2
     for name in ("create_fp_ext", "create_fp_trunc", "create_fp_to_fp", "create_si_to_fp",
                  "create_ui_to_fp"):  # fmt: skip
         setattr(builder, name, _create_cast(interpreter, getattr(builder, name)))
@@ -95,6 +96,12 @@ def _create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
     else:
         data = fma32(x.data, y.data, z.data)
     return type(z)(np.asarray(data), z.dtype.scalar)
+
+
+def _create_exp2(self: Any, x: Any) -> Any:
+    from samebits.contract.mufu import ex2
+
+    return type(x)(ex2(x.data), x.dtype.scalar)
 
 
 def _create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:

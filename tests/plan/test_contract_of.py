@@ -34,7 +34,7 @@ def test_it_is_at_the_front_door() -> None:
 
 def test_it_cannot_be_asked_about_a_batch() -> None:
     assert set(inspect.signature(contract_of).parameters) == {
-        "op", "dtype", "n", "k", "head_dim", "value_dim", "out_dtype", "activation",
+        "op", "dtype", "kv_dtype", "n", "k", "head_dim", "value_dim", "out_dtype", "activation",
         "tree", "scaling", "device",
     }  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samebits.contract import attention_steps as steps
-from samebits.contract import functions
+from samebits.contract import functions, mufu
 from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma, hopper_mma
 from samebits.contract.base import Contract
@@ -68,7 +68,7 @@ class AttentionContract(Contract):
             not matter); "absolute" cuts at multiples of `leaf` of the sequence.
         maximum: the power-of-two maximum, see above.
         exp2: "poly" is `contract.functions.exp2_flush`, "poly(4)" and "poly(3)" are `exp2_short`;
-            "hw" is the chip's own: it cannot be evaluated here.
+            "hw" is the chip's own instruction, `contract.mufu`.
         probabilities: storage type that p is rounded to before it meets v.
         fold: order of the leaves.
 
@@ -196,8 +196,6 @@ class AttentionContract(Contract):
     ) -> tuple[F32, F32]:
         """Results before the last rounding [..., T, Dv], and their logsumexps [..., T]."""
         require_gradual_underflow()
-        if self.exp2 == "hw":
-            raise ContractError(f"exp2 {self.exp2}: only the chip itself can evaluate it")
         if self.maximum == "ceil" and not k_scale is v_scale is None:
             raise ContractError(f"k and v of {self.kv} have no scales in this contract")
         out = dtype_name(out_dtype)
@@ -234,13 +232,19 @@ class AttentionContract(Contract):
                 y[i], lse[i] = self._rows(pair, vs[i], visible[i], sink, engine)
         return (y if v_scale is None else nx.mul32(y, np.float32(v_scale))), lse
 
+    def _exp2(self, d: F32) -> F32:
+        """2^d for d <= 0, in the form "ceil(64)"."""
+        if self.exp2 == "hw":
+            return mufu.ex2(d)
+        return functions.exp2_short(d, int(self.exp2[5:-1]))
+
     def _rows(
         self, x: steps.Exponents, v: F32, seen: Seen, sink: float | None, engine: str | None
     ) -> tuple[F32, F32]:
         """All rows of a head in the form "ceil(64)"."""
         assert isinstance(self.arithmetic, BlockFma)
         m, l, o = steps.attend(  # noqa: E741
-            x, v, seen, self.arithmetic, leaf=self.leaf, degree=int(self.exp2[5:-1]),
+            x, v, seen, self.arithmetic, leaf=self.leaf, exp2=self._exp2,
             probabilities=self.probabilities, engine=engine,
         )  # fmt: skip
         if sink is not None:
@@ -280,7 +284,7 @@ class AttentionContract(Contract):
 
 
 def hopper_attention(
-    input: str, *, kv: str = "", leaf: int = 512, exp2: str = "poly(4)"
+    input: str, *, kv: str = "", leaf: int = 512, exp2: str = "hw"
 ) -> AttentionContract:
     """The contract of sm_90: `hopper_mma`, absolute leaves, the maximum raised every 64 keys.
 

@@ -6,6 +6,7 @@ maximum is "ceil(64)". All rows of a head at once; a row's bits come from that r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +72,7 @@ def attend(
     arithmetic: BlockFma,
     *,
     leaf: int,
-    degree: int,
+    exp2: Callable[[F32], F32],
     probabilities: str,
     engine: str | None = None,
 ) -> tuple[F32, F32, F32]:
@@ -81,7 +82,8 @@ def attend(
         x: the rows' exponents.
         v: [S, Dv] values.
         seen: [T, S].
-        leaf, degree, probabilities: of the contract.
+        leaf, probabilities: of the contract.
+        exp2: 2^d of the contract, for d <= 0.
 
     Returns:
         m [T], l [T] and o [T, Dv]: maximum, denominator and numerator.
@@ -98,7 +100,7 @@ def attend(
         for at in range(start, min(start + leaf, keys), STEP):
             step = slice(at, min(at + STEP, start + leaf, keys))
             new_m = maximum(leaf_m, np.ceil(x.top(step, seen[:, step])))
-            weight = functions.exp2_short(x.below(step, new_m), degree)
+            weight = exp2(x.below(step, new_m))
             p = nx.round_to(np.where(seen[:, step], weight, np.float32(0)), probabilities)
             leaf_acc = nx.mul32(leaf_acc, power(nx.sub32(leaf_m, new_m))[:, None])
             leaf_acc = _chain_seen(p, terms[step], seen[:, step], leaf_acc, arithmetic, engine)
