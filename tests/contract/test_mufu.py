@@ -27,3 +27,8 @@ def test_a_result_is_within_two_units_and_shifts_exactly() -> None:
     whole = np.trunc(x * 2**20) / np.float32(2**20)
     assert np.array_equal(ex2(whole - 7), ex2(whole) * np.float32(2**-7))
     assert ex2(np.zeros((2, 0), np.float32)).shape == (2, 0)
+
+
+def test_the_last_steps_below_a_power_of_two() -> None:
+    x = np.array([0.9999998807907104, 1.9999998807907104], np.float32)
+    assert ex2(x).view(np.int32).tolist() == [0x3FFFFFFF, 0x407FFFFF]  # of the chip
