@@ -8,6 +8,7 @@ do that on a CPU already; ``torch.topk``, ``torch.sort`` and ``torch.kthvalue`` 
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import torch
 
@@ -39,11 +40,12 @@ def topk(
     n = x.shape[dim]
     if not 0 <= k <= n:
         raise ShapeError(f"topk: k={k} is out of range for a dimension of size {n}")
-    if x.dtype not in cpu.DTYPE_CODE or x.device.type != "cpu":
+    if x.dtype not in cpu.DTYPE_CODE or x.device.type not in ("cpu", "cuda") or k == 0:
         values, indices = sort(x, dim, descending=largest)
         return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
     last = x.movedim(dim, -1)
-    values, indices = engine.topk(last.reshape(math.prod(last.shape[:-1]), n), k, largest)
+    rows = last.reshape(math.prod(last.shape[:-1]), n)
+    values, indices = _engine(x).topk(rows, k, largest)
     shape = (*last.shape[:-1], k)
     return (
         values.reshape(shape).movedim(-1, dim).contiguous(),
@@ -56,6 +58,8 @@ def sort(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stable sort along `dim`: (values, int64 indices) of x's shape. Any real dtype."""
     _real("sort", x)
+    if x.is_cuda:
+        return _engine(x).sort(x, dim, descending)
     values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)
     return values, indices
 
@@ -88,13 +92,35 @@ def kthvalue(
 def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """Index (int64) of the largest value, the lowest one if there are several; NaN is largest."""
     _real("argmax", x)
-    return torch.argmax(x, dim, keepdim)
+    return _argextreme(x, dim, keepdim, True) if x.is_cuda else torch.argmax(x, dim, keepdim)
 
 
 def argmin(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """Index (int64) of the smallest value, the lowest one if there are several; NaN wins."""
     _real("argmin", x)
-    return torch.argmin(x, dim, keepdim)
+    return _argextreme(x, dim, keepdim, False) if x.is_cuda else torch.argmin(x, dim, keepdim)
+
+
+def _argextreme(x: torch.Tensor, dim: int | None, keepdim: bool, largest: bool) -> torch.Tensor:
+    """On a GPU."""
+    if x.dim() == 0 or dim is None:
+        shape = (1,) * x.dim() if keepdim else ()
+        return _argextreme(x.reshape(1, -1), 1, False, largest).reshape(shape)
+    if x.shape[dim] == 0:
+        raise ShapeError(f"argmax and argmin: dimension {dim} of {tuple(x.shape)} is empty")
+    last = x.movedim(dim, -1)
+    rows = last.reshape(math.prod(last.shape[:-1]), x.shape[dim])
+    indices: torch.Tensor = _engine(x).argextreme(rows, largest).view(last.shape[:-1])
+    return indices.unsqueeze(dim) if keepdim else indices
+
+
+def _engine(x: torch.Tensor) -> ModuleType:
+    """What orders the elements of `x`."""
+    if x.is_cuda:
+        from samebits.ops.order import cuda
+
+        return cuda
+    return engine
 
 
 def _real(op: str, x: torch.Tensor) -> None:

@@ -15,17 +15,38 @@ _LARGEST_INDEX = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def float_key(x):
-    """fp32 to int32: -0 equals +0, every NaN equals every other and is above +Inf."""
-    word = x.to(tl.int32, bitcast=True)
-    key = word ^ ((word >> 31) & 0x7FFFFFFF)
-    return tl.where(x == 0, 0, tl.where(x != x, 0x7FFFFFFF, key))
+def is_nan(x):
+    """Whether a float is NaN; no integer is."""
+    wide = x.to(tl.float32) if x.dtype.primitive_bitwidth == 16 and x.dtype.is_floating() else x
+    return wide != wide
 
 
 @triton.jit
-def key_float(key):
-    """The number of a key; NaN's is the quiet NaN whose payload is all ones."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def float_key(x):
+    """fp32, bf16, fp16 to int32 (fp64 to int64): -0 equals +0, every NaN is above +Inf and equal.
+
+    Keys of 16-bit types have 16 bits.
+    """
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    LARGEST: tl.constexpr = 2 ** (BITS - 1) - 1
+    if BITS == 64:
+        word = x.to(tl.int64, bitcast=True)
+        sign = word >> 63
+    elif BITS == 32:
+        word = x.to(tl.int32, bitcast=True)
+        sign = word >> 31
+    else:
+        word = x.to(tl.int16, bitcast=True).to(tl.int32)
+        sign = word >> 31
+    key = word ^ (sign & LARGEST)
+    return tl.where((word & LARGEST) == 0, 0, tl.where(is_nan(x), LARGEST, key))
+
+
+@triton.jit
+def order_key(x):
+    """`float_key` of a float, an integer itself: int64."""
+    key = float_key(x) if x.dtype.is_floating() else x
+    return key.to(tl.int64)
 
 
 @triton.jit
@@ -38,9 +59,3 @@ def with_index(key, index):
 def index_of(packed):
     """The index in a key of `with_index`, int32."""
     return _LARGEST_INDEX - (packed & 0xFFFFFFFF).to(tl.int32)
-
-
-@triton.jit
-def key_of(packed):
-    """The int32 key in a key of `with_index`."""
-    return (packed >> 32).to(tl.int32)
