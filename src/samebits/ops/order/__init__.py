@@ -59,7 +59,8 @@ def sort(
     """Stable sort along `dim`: (values, int64 indices) of x's shape. Any real dtype."""
     _real("sort", x)
     if x.is_cuda:
-        return _engine(x).sort(x, dim, descending)
+        values, indices = _engine(x).sort(x, dim, descending)
+        return values, indices
     values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)
     return values, indices
 

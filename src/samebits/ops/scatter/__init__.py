@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 
@@ -107,7 +108,8 @@ def scatter_reduce(
             step = math.prod(x.shape[d + 1 :])
             shape = [1] * x.dim()
             shape[d] = size
-            positions = positions + (torch.arange(size) * step).view(shape)
+            along = torch.arange(size, device=x.device) * step
+            positions = positions + along.view(shape)
     return _reduce_into(x, positions.reshape(-1), src[corner].reshape(-1, 1), reduce, include_self)
 
 
@@ -130,7 +132,7 @@ def index_put_accumulate(
             i.dim() if i.dtype in (torch.bool, torch.uint8) else 1 for i in indices if i is not None
         )
     inner = math.prod(x.shape[lead:])
-    places = torch.arange(math.prod(x.shape[:lead])).view(x.shape[:lead])
+    places = torch.arange(math.prod(x.shape[:lead]), device=x.device).view(x.shape[:lead])
     key = tuple(slice(None) if i is None else i for i in indices)
     hit = places[key[:rest] if lead < x.dim() else key]
     src = values.expand(*hit.shape, *x.shape[lead:])
@@ -153,7 +155,7 @@ def bincount(x: torch.Tensor, weights: torch.Tensor, minlength: int = 0) -> torc
         raise IndexError("bincount: x holds a negative value")
     size = max(minlength, int(x.max()) + 1 if x.numel() else 0)
     dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
-    zeros = torch.zeros(size, dtype=dtype)
+    zeros = torch.zeros(size, dtype=dtype, device=x.device)
     src = weights.to(dtype).reshape(-1, 1)
     return _reduce_into(zeros, x.to(torch.int64).contiguous(), src, "sum", True)
 
@@ -181,13 +183,17 @@ def histogram(
     bin_of[flat == edges[-1]] = bins - 1
     outside = (flat < edges[0]) | (flat > edges[-1]) | flat.isnan()
     bin_of[outside] = -1
-    src = torch.ones((1, 1), dtype=x.dtype) if weight is None else weight.reshape(-1, 1)
-    out = torch.zeros(bins, dtype=x.dtype)
+    src = (
+        torch.ones((1, 1), dtype=x.dtype, device=x.device)
+        if weight is None
+        else weight.reshape(-1, 1)
+    )
+    out = torch.zeros(bins, dtype=x.dtype, device=x.device)
     out = _reduce_into(out, bin_of, src.expand(flat.numel(), 1), "sum", True)
     if density:
         total = _reduce_into(
-            torch.zeros(1, dtype=x.dtype),
-            torch.zeros(bins, dtype=torch.int64),
+            torch.zeros(1, dtype=x.dtype, device=x.device),
+            torch.zeros(bins, dtype=torch.int64, device=x.device),
             out[:, None],
             "sum",
             True,
@@ -212,18 +218,19 @@ def segment_reduce(
             f"segment_reduce: lengths {tuple(lengths.shape)} must add up to {data.shape[0]}"
         )
     name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
-    segments = torch.arange(lengths.numel()).repeat_interleave(lengths.to(torch.int64))
+    segments = torch.arange(lengths.numel(), device=data.device)
+    segments = segments.repeat_interleave(lengths.to(torch.int64))
     start = _IDENTITY[_combine("segment_reduce", name)] if initial is None else initial
-    acc = torch.full((lengths.numel(), *data.shape[1:]), start, dtype=data.dtype)
+    acc = data.new_full((lengths.numel(), *data.shape[1:]), start)
     if name != "mean":
         return _reduce_into(acc, segments, _rows(data), name, True)
     wide = _accumulators(acc)
-    engine.scatter(wide.view(lengths.numel(), -1), segments, _rows(data))
+    _engine(data).scatter(wide.view(lengths.numel(), -1), segments, _rows(data))
     counts = lengths.to(wide.dtype).view(-1, *[1] * (data.dim() - 1))
     mean = wide / counts
     if initial is not None:
         mean = torch.where(counts == 0, wide, mean)
-    return mean if data.dtype == wide.dtype else engine.narrow(mean, data.dtype)
+    return mean if data.dtype == wide.dtype else _engine(data).narrow(mean, data.dtype)
 
 
 def _index_reduce(
@@ -269,20 +276,21 @@ def _reduce_into(
     positions = positions.contiguous()
     if not include_self:
         places[positions] = _IDENTITY[combine]
-    engine.scatter(places, positions, _rows(src), combine, alpha)
+    _engine(x).scatter(places, positions, _rows(src), combine, alpha)
     if reduce == "mean":
-        counts = torch.zeros(places.shape[0], dtype=torch.int64)
+        counts = torch.zeros(places.shape[0], dtype=torch.int64, device=x.device)
         counts.index_add_(0, positions, torch.ones_like(positions))
         counts = counts + 1 if include_self else counts.clamp(min=1)
         places.div_(counts.to(acc.dtype)[:, None])
     if x.dtype == torch.float64:
         return acc
-    return engine.narrow(acc, x.dtype)
+    out: torch.Tensor = _engine(x).narrow(acc, x.dtype)
+    return out
 
 
 def _accumulators(x: torch.Tensor) -> torch.Tensor:
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    acc = torch.empty(x.shape, dtype=wide)
+    acc = torch.empty(x.shape, dtype=wide, device=x.device)
     return acc.copy_(x)
 
 
@@ -303,13 +311,30 @@ def _check_dtypes(op: str, x: torch.Tensor, src: torch.Tensor) -> None:
         raise DTypeError(f"{op}: {x.dtype} is not covered; use a real floating type")
     if src.dtype != x.dtype:
         raise DTypeError(f"{op}: source is {src.dtype} but x is {x.dtype}; convert one of them")
-    if x.device.type != "cpu" or src.device.type != "cpu":
-        raise DTypeError(f"{op}: the CPU engine was given tensors on {x.device} and {src.device}")
+    if x.device != src.device or x.device.type not in ("cpu", "cuda"):
+        raise DTypeError(
+            f"{op}: x is on {x.device} and the source on {src.device}; use one CPU or CUDA device"
+        )
 
 
 def _check_range(op: str, index: torch.Tensor, size: int) -> None:
-    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < size):
+    """Raises IndexError; while a CUDA graph is captured, where nobody can wait, the GPU asserts."""
+    if not index.numel():
+        return
+    if index.is_cuda and torch.cuda.is_current_stream_capturing():
+        torch._assert_async(((index >= 0) & (index < size)).all())
+        return
+    low, high = (int(v) for v in index.aminmax())
+    if low < 0 or high >= size:
         raise IndexError(
-            f"{op}: index {int(index.min())}..{int(index.max())} is out of range for a dimension "
-            f"of size {size}"
+            f"{op}: index {low}..{high} is out of range for a dimension of size {size}"
         )
+
+
+def _engine(x: torch.Tensor) -> ModuleType:
+    """What adds into places of `x`."""
+    if x.is_cuda:
+        from samebits.engines.triton import scatter
+
+        return scatter
+    return engine

@@ -201,4 +201,4 @@ def sort_keys(x: torch.Tensor) -> torch.Tensor:
 
 
 def _block(n: int) -> int:
-    return max(128, triton.next_power_of_2(n))
+    return max(128, int(triton.next_power_of_2(n)))
