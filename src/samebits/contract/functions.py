@@ -33,6 +33,9 @@ LOG2E, LN2_HIGH, LN2_LOW = (
     constant(c) for c in ("0x1.715476p+0", "0x1.62e400p-1", "0x1.7f7d1cp-20")
 )
 
+#: Added to |x| < 2^22 and taken away again, it leaves the integer nearest to x (ties to even).
+NEAREST = np.float32(1.5 * 2**23)
+
 
 def polynomial(x: F32, coefficients: tuple[str, ...]) -> F32:
     """Horner's rule in fma, the highest coefficient first."""
@@ -111,6 +114,20 @@ def exp(x: Array) -> F32:
     r = fma32(n, -LN2_LOW, fma32(n, -LN2_HIGH, x))
     p = fma32(polynomial(r, _EXPM1), mul32(r, r), r)
     return scale(add32(p, np.float32(1)), _integers(n))
+
+
+def exp_flush(x: Array) -> F32:
+    """e^x with fewer steps than `exp`: the softmax weights of a GPU's rows. A NaN stays.
+
+    z = fma(x, log2 e, 1.5 * 2^23) holds n, the integer nearest to x log2 e; then as in `exp`, but
+    one multiplication by 2^n, where n = -127 (x <= -88 at the latest) gives +0 and n = 128 Inf.
+    """
+    x = clamp(x, -88.0, 89.0)
+    n = sub32(fma32(x, LOG2E, NEAREST), NEAREST)
+    r = fma32(n, -LN2_LOW, fma32(n, -LN2_HIGH, x))
+    p = add32(fma32(polynomial(r, _EXPM1), mul32(r, r), r), np.float32(1))
+    word = (_integers(n) + 127).astype(np.int32) << 23
+    return mul32(p, word.view(np.float32))
 
 
 def log(x: Array) -> F32:

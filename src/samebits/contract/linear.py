@@ -75,6 +75,8 @@ class LinearContract(Contract):
             raise ContractError(f"scaling {self.scaling!r}: use 'none', 'row' or 'block'")
         if self.scaling == "block" and self.tree != Segment(SCALE_BLOCK):
             raise ContractError(f"block scaling needs the tree segment({SCALE_BLOCK})")
+        if "neighbours" in str(self.tree):
+            raise ContractError(f"{self.tree}: lanes of a product are folded by halves")
         unknown = [s for s in self.epilogue if s not in ("alpha", "bias", *ACTIVATIONS)]
         if unknown:
             raise ContractError(f"epilogue steps {unknown} are not known")

@@ -10,7 +10,7 @@ disagree about payloads and signs of NaN, so a promise about bits has to name on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -189,7 +189,17 @@ def lanes16_dot(x: Array, w: Array) -> F32:
     return strided_dot(x, w, LANES)
 
 
-def lanes_row(x: Array, kind: RowSumKind, width: int) -> F32:
+def fold_neighbours(lanes: Array) -> F32:
+    """Folds the last axis (a power of two) by neighbours: lanes 2i + (2i + 1), and so on."""
+    acc = np.asarray(lanes, np.float32)
+    while acc.shape[-1] > 1:
+        acc = add32(acc[..., 0::2], acc[..., 1::2])
+    return acc[..., 0]
+
+
+def lanes_row(
+    x: Array, kind: RowSumKind, width: int, fold: Callable[[Array], F32] = fold_lanes
+) -> F32:
     """One leaf of a row reduction over the last axis: `width` strided sums from +0, then a fold.
 
     `kind` is "sum" (IEEE additions) or "squares" (fma of x with itself).
@@ -199,7 +209,7 @@ def lanes_row(x: Array, kind: RowSumKind, width: int) -> F32:
     for k in range(0, x.shape[-1], width):
         part = x[..., k : k + width]
         acc = add32(acc, part) if kind == "sum" else fma32(part, part, acc)
-    return fold_lanes(acc)
+    return fold(acc)
 
 
 def lanes16_row(x: Array, kind: RowSumKind = "sum") -> F32:

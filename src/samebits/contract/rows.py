@@ -19,6 +19,11 @@ from samebits.errors import ContractError, DTypeError, ShapeError
 
 #: The tree of every row reduction of the CPU engine.
 ROW_TREE = Segment(nx.ROW_LEAF, Lanes(nx.LANES), "pairwise")
+#: The tree of every row reduction on sm_90. A leaf fills a thread block's registers, so that a long
+#: row may be shared by many; lanes are loads of 16 bytes a thread, and neighbours meet first in a
+#: thread, then in a warp, then across warps. Lanes without an element are +0, which changes no sum
+#: that starts from +0: a short row's tree is the same with fewer lanes.
+HOPPER_ROW_TREE = Segment(8192, Lanes(1024, "neighbours"), "pairwise")
 
 #: What each operation computes from a row x of n elements. S(t) is the sum of t along the tree by
 #: additions, Q(t) the sum of squares by fma(t, t, acc); max is exact; every other operation is
@@ -35,6 +40,15 @@ FORMULAS: dict[str, str] = {
     "rms_norm": "(x * r) * weight, r = 1 / sqrt(Q(x) / n + eps)",
     "layer_norm": "fma((x - u) * r, weight, bias), r = 1 / sqrt(Q(x - u) / n + eps), u = S(x) / n",
 }
+#: The exponential operations on sm_90: every leaf l has its own maximum, so that it is read once,
+#: and its sum is scaled to the row's before the fold; expf is `functions.exp_flush`.
+_SHARED = "S over leaves l of (S(expf(x - [m_l])) * expf(m_l - {m})), m_l = max of l, m = max x"
+_WITH_S = f"s = {_SHARED.format(m='m')}, [m] = m or 0 if that is infinite"
+LEAF_FORMULAS: dict[str, str] = {
+    "softmax": f"expf(x - m) * (1 / s), {_WITH_S}",
+    "log_softmax": f"(x - m) - log(s), {_WITH_S}",
+    "logsumexp": f"log(s) + [m], s = {_SHARED.format(m='[m]')}, [m] = m or 0 if that is infinite",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class RowContract(Contract):
 
     Attributes:
         op: one of `FORMULAS`.
-        formula: what it computes, in the notation of `FORMULAS`.
+        formula: what it computes, in the notation of `FORMULAS`; or that of `LEAF_FORMULAS`.
         tree: of the sums S and Q.
         arithmetic: IEEE fp32.
         input: storage type of the row (and of weight and bias).
@@ -66,7 +80,7 @@ class RowContract(Contract):
         if self.op not in FORMULAS:
             raise ContractError(f"no row contract for {self.op!r}: use one of {list(FORMULAS)}")
         object.__setattr__(self, "formula", self.formula or FORMULAS[self.op])
-        if self.formula != FORMULAS[self.op]:
+        if self.formula not in (FORMULAS[self.op], LEAF_FORMULAS.get(self.op)):
             raise ContractError(f"{self.op} is {FORMULAS[self.op]!r}, not {self.formula!r}")
         if self.input not in OUTPUTS or self.output not in OUTPUTS:
             raise ContractError(f"{self.op}: {self.input} to {self.output} is not covered")
@@ -125,7 +139,7 @@ class RowContract(Contract):
         """S(x), or Q(x) with kind "squares", along the last axis."""
 
         def leaf(leaf: Leaf, start: int, stop: int) -> F32:
-            return nx.lanes_row(x[..., start:stop], kind, getattr(leaf, "width", 1))
+            return _leaf_sum(leaf, x[..., start:stop], kind)
 
         return reduce(self.tree, 0, x.shape[-1], leaf, nx.add32)
 
@@ -138,7 +152,8 @@ class RowContract(Contract):
         if op == "norm":
             return nx.sqrt32(total(x, "squares"))
         if op in ("softmax", "log_softmax", "logsumexp"):
-            return self._exponential(x)
+            leaves = self.formula == LEAF_FORMULAS.get(op)
+            return self._exponential_leaves(x) if leaves else self._exponential(x)
         d = x if op == "rms_norm" else nx.sub32(x, nx.div32(total(x), n)[..., None])
         squares = total(d, "squares")
         if op in ("var", "std"):
@@ -163,3 +178,40 @@ class RowContract(Contract):
             return nx.div32(e, s[..., None])
         log_s = functions.log(s)
         return nx.add32(log_s, m) if self.op == "logsumexp" else nx.sub32(d, log_s[..., None])
+
+    def _exponential_leaves(self, x: F32) -> F32:
+        zero, tops = np.float32(0), []
+
+        def finite(m: F32) -> F32:
+            return np.where(np.isinf(m), zero, m)
+
+        def of_leaf(_: Leaf, start: int, stop: int) -> F32:
+            # A NaN is passed over here and reaches the result through the sum; -0 becomes +0.
+            top = np.fmax.reduce(x[..., start:stop], axis=-1, initial=np.float32(-np.inf))
+            tops.append(nx.add32(top, zero))
+            return tops[-1]
+
+        m = reduce(self.tree, 0, x.shape[-1], of_leaf, np.maximum)
+        m = finite(m) if self.op == "logsumexp" else m
+        remaining = iter(tops)
+
+        def sum_of_leaf(kind: Leaf, start: int, stop: int) -> F32:
+            top = next(remaining)
+            e = functions.exp_flush(nx.sub32(x[..., start:stop], finite(top)[..., None]))
+            return nx.mul32(_leaf_sum(kind, e, "sum"), functions.exp_flush(nx.sub32(top, m)))
+
+        s = reduce(self.tree, 0, x.shape[-1], sum_of_leaf, nx.add32)
+        if self.op == "logsumexp":
+            return nx.add32(functions.log(s), m)
+        d = nx.sub32(x, m[..., None])
+        if self.op == "log_softmax":
+            return nx.sub32(d, functions.log(s)[..., None])
+        return nx.mul32(functions.exp_flush(d), nx.div32(np.float32(1), s)[..., None])
+
+
+def _leaf_sum(leaf: Leaf, x: F32, kind: nx.RowSumKind) -> F32:
+    width, fold = 1, nx.fold_lanes
+    if isinstance(leaf, Lanes):
+        width = leaf.width
+        fold = nx.fold_lanes if leaf.fold == "halves" else nx.fold_neighbours
+    return nx.lanes_row(x, kind, width, fold)

@@ -57,12 +57,14 @@ def parse_tree(text: str) -> Tree:
     Raises:
         ContractError: the text is not what `str` of a tree gives.
     """
-    match = re.fullmatch(r"(chain|lanes|split|segment|balanced)(?:\((\d+)\))?(.*)", text, re.DOTALL)
+    match = re.fullmatch(
+        r"(chain|lanes|split|segment|balanced)(?:\((\d+)(?:, (neighbours))?\))?(.*)", text, re.DOTALL
+    )
     if match is None or (match[1] == "chain") != (match[2] is None):
         raise ContractError(
             f"{text!r} is no tree: use chain, lanes(16), split(4), segment(128), ..."
         )
-    name, rest = match[1], match[3]
+    name, rest = match[1], match[4]
     size = int(match[2] or 0)
     pairwise = rest.endswith(" folded pairwise") and name == "segment"
     rest = rest.removesuffix(" folded pairwise") if pairwise else rest
@@ -78,7 +80,7 @@ def parse_tree(text: str) -> Tree:
     elif name == "balanced":
         tree = Balanced(size, leaf)
     else:
-        tree = Lanes(size) if name == "lanes" else Chain()
+        tree = Lanes(size, "neighbours" if match[3] else "halves") if name == "lanes" else Chain()
     if str(tree) != text:
         raise ContractError(f"{text!r} is no tree in canonical form: did you mean {tree}?")
     return tree

@@ -5,6 +5,7 @@ arithmetic of its nodes). Five shapes, which nest, cover every operation of this
 
     chain                                      one leaf, k ascending
     lanes(16)                                  16 chains of stride 16, folded 8-4-2-1
+    lanes(1024, neighbours)                    1024 chains of stride 1024, (l0 + l1) + (l2 + l3) ...
     split(4)                                   4 equal contiguous leaves, ((p0 + p1) + p2) + p3
     segment(128)                               leaves of 128, folded ascending
     balanced(4)                                4 equal contiguous leaves, (p0 + p1) + (p2 + p3)
@@ -29,6 +30,7 @@ from samebits.errors import ContractError
 LEAF_EDGE = 128
 
 Fold = Literal["ascending", "pairwise"]
+LaneFold = Literal["halves", "neighbours"]
 T = TypeVar("T")
 
 
@@ -48,20 +50,27 @@ class Lanes:
     """`width` interleaved chains: lane l takes k = l, l + width, ... from +0.
 
     Every lane takes the same number of steps; where k runs past the end, both operands are +0 (so
-    a lane may see fma(+0, +0, acc), which turns -0 into +0). Then lane i += lane i + width / 2 for
-    the lower half, and so on down to one: for 16 lanes the fold is 8-4-2-1.
+    a lane may see fma(+0, +0, acc), which turns -0 into +0).
+
+    fold "halves": lane i += lane i + width / 2 for the lower half, and so on down to one: for 16
+    lanes the fold is 8-4-2-1.
+    fold "neighbours": lane 2i += lane 2i + 1, then the same with what is left. This is the order
+    of a GPU: first inside a thread that loaded neighbours, then inside a warp, then across warps.
 
     Raises:
-        ContractError: `width` is no power of two >= 2.
+        ContractError: `width` is no power of two >= 2, or an unknown fold.
     """
 
     width: int = 16
+    fold: LaneFold = "halves"
 
     def __post_init__(self) -> None:
         _need_power_of_two("lanes", self.width)
+        if self.fold not in ("halves", "neighbours"):
+            raise ContractError(f"fold {self.fold!r} is not known: use 'halves' or 'neighbours'")
 
     def __str__(self) -> str:
-        return f"lanes({self.width})"
+        return f"lanes({self.width})" if self.fold == "halves" else f"lanes({self.width}, neighbours)"
 
 
 @dataclass(frozen=True)
@@ -240,7 +249,10 @@ def expand(tree: Tree, k: int) -> Node:
         lanes: list[Node] = [Run(start + i, stop, width, steps) for i in range(width)]
         while len(lanes) > 1:
             half = len(lanes) // 2
-            lanes = [Add(lanes[i], lanes[i + half]) for i in range(half)]
+            if kind.fold == "halves":
+                lanes = [Add(lanes[i], lanes[i + half]) for i in range(half)]
+            else:
+                lanes = [Add(lanes[2 * i], lanes[2 * i + 1]) for i in range(half)]
         return lanes[0]
 
     return reduce(tree, 0, k, leaf, Add)

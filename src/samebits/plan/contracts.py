@@ -5,7 +5,8 @@ attention, `segment(1024) of lanes(16) folded pairwise` for rows.
 
 **sm_90.** Matrix products are a `chain`, which every tile, warp count and non-split vendor kernel
 shares, with two exceptions. Skinny weights with a long K do not fill the chip at small M: they get
-`split(4)` (`hopper_tree`). Block-scaled fp8 gets `segment(128)`, one leaf a scale.
+`split(4)` (`hopper_tree`). Block-scaled fp8 gets `segment(128)`, one leaf a scale. Rows have one
+tree for every length, `segment(8192) of lanes(1024, neighbours) folded pairwise`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from samebits.contract import (
 )
 from samebits.contract.linear import ACTIVATIONS, SCALE_BLOCK
 from samebits.contract.operands import OUTPUTS, dtype_name
+from samebits.contract.rows import HOPPER_ROW_TREE, LEAF_FORMULAS
 from samebits.errors import ContractError
 
 LinearOp = Literal[
@@ -233,6 +235,9 @@ def _attention(key: ContractKey) -> AttentionContract:
 
 
 def _row(key: ContractKey) -> RowContract:
-    if key.device != "cpu" or key.dtype not in OUTPUTS or key.out_dtype not in OUTPUTS:
-        raise _no(key, "row reductions are defined on the CPU, for fp32, bf16 and fp16")
-    return RowContract(key.op, key.dtype, key.out_dtype)
+    if key.dtype not in OUTPUTS or key.out_dtype not in OUTPUTS:
+        raise _no(key, "row reductions are defined for fp32, bf16 and fp16")
+    if key.device == "cpu":
+        return RowContract(key.op, key.dtype, key.out_dtype)
+    formula = LEAF_FORMULAS.get(key.op, "")
+    return RowContract(key.op, key.dtype, key.out_dtype, HOPPER_ROW_TREE, CUDA_FMA, formula)
