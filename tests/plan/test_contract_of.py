@@ -21,7 +21,7 @@ from samebits.contract import (
     Split,
     hopper_mma,
 )
-from samebits.contract.rows import FORMULAS
+from samebits.contract.rows import FORMULAS, HOPPER_ROW_TREE
 from samebits.errors import ContractError, DTypeError
 from samebits.plan import contract_of
 from samebits.plan.contracts import LINEAR_OPS, ROW_OPS, hopper_tree
@@ -93,6 +93,11 @@ def test_attention_and_rows() -> None:
         assert isinstance(row, RowContract)
         assert str(row.tree) == "segment(1024) of lanes(16) folded pairwise"
         assert (row.input, row.output) == ("fp16", "fp32")
+        gpu_row = contract_of(op, dtype=torch.float16, device="sm_90")
+        assert isinstance(gpu_row, RowContract)
+        assert gpu_row.tree == HOPPER_ROW_TREE
+        assert str(gpu_row.tree) == "segment(8192) of lanes(1024, neighbours) folded pairwise"
+        assert gpu_row.arithmetic == CUDA_FMA
 
 
 def test_every_row_formula_has_a_name() -> None:
@@ -118,7 +123,7 @@ def test_a_contract_is_found_once() -> None:
         ({"op": "linear", "dtype": "bf16", "activation": "swish"}, ContractError, "swish"),
         ({"op": "sum", "dtype": "bf16", "activation": "relu"}, ContractError, "relu"),
         ({"op": "linear", "dtype": "bf16", "out_dtype": "e4m3"}, ContractError, "results"),
-        ({"op": "softmax", "dtype": "bf16", "device": "sm_90"}, ContractError, "row reductions"),
+        ({"op": "softmax", "dtype": "e4m3", "device": "sm_90"}, ContractError, "row reductions"),
         ({"op": "attention", "dtype": "fp32", "device": "sm_90"}, ContractError, "bf16 or fp16"),
         ({"op": "attention", "dtype": "bf16", "out_dtype": "fp32"}, ContractError, "q, k, v"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from samebits.contract import activations, functions64
 from samebits.contract import functions as exact
 
 _EXPM1 = tl.constexpr([float.fromhex(c) for c in exact._EXPM1])
@@ -16,22 +17,39 @@ _LOG = tl.constexpr([float.fromhex(c) for c in exact._LOG])
 _LOG2E = tl.constexpr(float(exact.LOG2E))
 _LN2_HIGH = tl.constexpr(float(exact.LN2_HIGH))
 _LN2_LOW = tl.constexpr(float(exact.LN2_LOW))
-#: 1.5 * 2^23: adding and subtracting it rounds |x| < 2^22 to the nearest integer, ties to even.
+#: 1.5 * 2^23: adding and subtracting it rounds |x| < 2^22 to the nearest integer, ties to even. The
+#: sum's word is _ROUNDING_WORD plus that integer.
 _ROUNDING = tl.constexpr(12582912.0)
+_ROUNDING_WORD = tl.constexpr(0x4B400000)
+_ALL = tl.constexpr(tl.PropagateNan.ALL)
+#: The same for fp64: 1.5 * 2^52.
+_ROUNDING_64 = tl.constexpr(6755399441055744.0)
+_EXPM1_64 = tl.constexpr(functions64._EXPM1[::-1])
+_ERFCX_64 = tl.constexpr(functions64._ERFCX[::-1])
+_LOG2E_64 = tl.constexpr(functions64.LOG2E)
+_LN2_64 = tl.constexpr(functions64.LN2)
+_GELU_LINEAR = tl.constexpr(2 * activations._GELU0)
+_GELU_CUBIC = tl.constexpr(2 * activations._GELU0 * activations._GELU1)
+_SQRT_HALF_64 = tl.constexpr(float.fromhex("0x1.6a09e667f3bcdp-1"))
 _SQRT_HALF = tl.constexpr(0x3F3504F3)
+
+
+@triton.jit
+def at_least(x, low):
+    """The larger of `x` and `low`; a NaN stays."""
+    return tl.maximum(x, low, propagate_nan=_ALL)
 
 
 @triton.jit
 def clamp(x, low, high):
     """`x` kept inside [low, high]; a NaN stays."""
-    x = tl.where(x < low, low, x)
-    return tl.where(x > high, high, x)
+    return tl.minimum(at_least(x, low), high, propagate_nan=_ALL)
 
 
 @triton.jit
-def nearest(x):
-    """The nearest integer of |x| < 2^22, ties to even; a NaN stays."""
-    return (x + _ROUNDING) - _ROUNDING
+def rounded_word(z):
+    """The integer n in z = n + 1.5 * 2^23, cheaper than a conversion. |n| < 2^22; not for a NaN."""
+    return z.to(tl.int32, bitcast=True) - _ROUNDING_WORD
 
 
 @triton.jit
@@ -50,15 +68,37 @@ def power_of_two(n):
 
 
 @triton.jit
+def _expm1_reduced(x, n):
+    """e^r - 1 with r = x - n ln 2."""
+    r = tl.fma(n, tl.full(x.shape, -_LN2_LOW, tl.float32),
+               tl.fma(n, tl.full(x.shape, -_LN2_HIGH, tl.float32), x))  # fmt: skip
+    return tl.fma(polynomial(r, _EXPM1, 5), r * r, r)
+
+
+@triton.jit
 def exp(x):
     """e^x in fp32: x = n ln 2 + r by Cody and Waite's two constants."""
     x = clamp(x, -110.0, 90.0)
-    n = nearest(x * _LOG2E)
-    r = tl.fma(n, tl.full(x.shape, -_LN2_LOW, tl.float32),
-               tl.fma(n, tl.full(x.shape, -_LN2_HIGH, tl.float32), x))  # fmt: skip
-    p = tl.fma(polynomial(r, _EXPM1, 5), r * r, r)
-    half = n.to(tl.int32) >> 1
-    return (p + 1.0) * power_of_two(half) * power_of_two(n.to(tl.int32) - half)
+    z = x * _LOG2E + _ROUNDING
+    whole = rounded_word(z)
+    half = whole >> 1
+    y = _expm1_reduced(x, z - _ROUNDING) + 1.0
+    return y * power_of_two(half) * power_of_two(whole - half)
+
+
+@triton.jit
+def exp_of_negative(x):
+    """`exp_flush` of x <= 0 or NaN: e^x, +0 from 2^-127 down."""
+    x = at_least(x, -88.0)
+    z = tl.fma(x, tl.full(x.shape, _LOG2E, tl.float32), tl.full(x.shape, _ROUNDING, tl.float32))
+    y = _expm1_reduced(x, z - _ROUNDING) + 1.0
+    return y * power_of_two(z.to(tl.int32, bitcast=True))  # the shift drops _ROUNDING_WORD
+
+
+@triton.jit
+def exp_flush(x):
+    """e^x in fp32 with fewer steps than `exp`: +0 from 2^-127 down, Inf from 2^128 up."""
+    return exp_of_negative(tl.minimum(x, 89.0, propagate_nan=_ALL))
 
 
 @triton.jit
@@ -107,11 +147,9 @@ def log1p(x):
 def _times_sigmoid(v, x):
     """v / (1 + e^-x) = v / (1 + (p + 2^-n)) 2^-n with e^-x = (1 + p) 2^n."""
     t = clamp(-x, -60.0, 110.0)
-    n = nearest(t * _LOG2E)
-    r = tl.fma(n, tl.full(x.shape, -_LN2_LOW, tl.float32),
-               tl.fma(n, tl.full(x.shape, -_LN2_HIGH, tl.float32), t))  # fmt: skip
-    p = tl.fma(polynomial(r, _EXPM1, 5), r * r, r)
-    down = -n.to(tl.int32)
+    z = t * _LOG2E + _ROUNDING
+    p = _expm1_reduced(t, z - _ROUNDING)
+    down = -rounded_word(z)
     half = down >> 1
     s1 = power_of_two(half)
     s2 = power_of_two(down - half)
@@ -127,5 +165,53 @@ def sigmoid(x):
 @triton.jit
 def silu(x):
     """x / (1 + e^-x) in fp32."""
-    y = _times_sigmoid(tl.where(x < -110.0, -110.0, x), x)
+    y = _times_sigmoid(at_least(x, -110.0), x)
+    return tl.where(x == float("-inf"), float("nan"), y)
+
+
+# ---- fp64 inside, rounded once ------------------------------------------------------------------
+
+
+@triton.jit
+def _fma64(a, b, c):
+    return tl.fma(a, b, tl.full(a.shape, c, tl.float64))
+
+
+@triton.jit
+def _polynomial64(x, C: tl.constexpr, TERMS: tl.constexpr):
+    y = tl.full(x.shape, C[0], tl.float64)
+    for i in tl.static_range(1, TERMS):
+        y = _fma64(y, x, C[i])
+    return y
+
+
+@triton.jit
+def exp64(x):
+    """e^x in fp64, |x| < 700 or NaN."""
+    z = x * _LOG2E_64 + _ROUNDING_64
+    n = z - _ROUNDING_64
+    r = tl.fma(n, tl.full(x.shape, -_LN2_64, tl.float64), x)
+    y = tl.fma(_polynomial64(r, _EXPM1_64, 7), r * r, r) + 1.0
+    word = ((z.to(tl.int64, bitcast=True) << 52) + (1023 << 52)).to(tl.float64, bitcast=True)
+    return y * word
+
+
+@triton.jit
+def gelu_tanh(x):
+    """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    v = clamp(x, -12.0, 12.0).to(tl.float64)
+    e = exp64(-(v * _fma64(v * v, tl.full(v.shape, _GELU_CUBIC, tl.float64), _GELU_LINEAR)))
+    y = (at_least(x, -12.0).to(tl.float64) / (1.0 + e)).to(tl.float32)
+    return tl.where(x == float("-inf"), float("nan"), y)
+
+
+@triton.jit
+def gelu(x):
+    """x Phi(x)."""
+    v = clamp(tl.abs(x), 0.0, 15.0).to(tl.float64)
+    z = v * _SQRT_HALF_64
+    tail = exp64(v * v * -0.5) * 0.5 * _polynomial64((z - 3.0) / (z + 3.0), _ERFCX_64, 13)
+    below = x < 0
+    cdf = tl.fma(tl.where(below, 1.0, -1.0).to(tl.float64), tail, tl.where(below, 0.0, 1.0).to(tl.float64))
+    y = (at_least(x, -15.0).to(tl.float64) * cdf).to(tl.float32)
     return tl.where(x == float("-inf"), float("nan"), y)

@@ -1,0 +1,144 @@
+"""RMS norm and layer norm, with a residual added first if there is one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from samebits.engines.triton.launch import launch
+from samebits.engines.triton.rows.reduce import reduce_rows
+from samebits.engines.triton.rows.schedule import LONGEST_TILE, RowSchedule, width_of
+from samebits.engines.triton.rows.tree import load_chunks, sum_row
+
+
+@triton.jit
+def norm_tile_kernel(
+    x, residual, weight, bias, y, total, rows, x_stride, residual_stride, eps,
+    N: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    CENTRED: tl.constexpr, RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """R whole rows, held as C chunks of W elements; every input is read once."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    inside = row < rows
+    row = row.to(tl.int64)
+    chunks = load_chunks(x, row * x_stride, inside, 0, 1, N, 0.0, C, W)
+    if RESIDUAL:
+        added = load_chunks(residual, row * residual_stride, inside, 0, 1, N, 0.0, C, W)
+        sums = ()
+        for c in tl.static_range(C):
+            k = c * W + tl.arange(0, W)
+            t = (chunks[c] + added[c]).to(total.dtype.element_ty)
+            tl.store(total + row[:, None] * N + k[None, :], t, inside[:, None] & (k < N)[None, :])
+            sums = sums + (t.to(tl.float32),)
+        chunks = sums
+    if CENTRED:
+        mean = tl.div_rn(sum_row(chunks, C, False), tl.full([R], N, tl.float32))
+        centred = ()
+        for c in tl.static_range(C):
+            k = c * W + tl.arange(0, W)
+            centred = centred + (tl.where((k < N)[None, :], chunks[c] - mean[:, None], 0.0),)
+        chunks = centred
+    squares = tl.div_rn(sum_row(chunks, C, True), tl.full([R], N, tl.float32))
+    r = tl.div_rn(tl.full([R], 1.0, tl.float32), tl.sqrt_rn(squares + eps))
+    for c in tl.static_range(C):
+        k = c * W + tl.arange(0, W)
+        t = affine(chunks[c] * r[:, None], weight, bias, k, k < N, WEIGHT, BIAS)
+        at = y + row[:, None] * N + k[None, :]
+        tl.store(at, t.to(y.dtype.element_ty), inside[:, None] & (k < N)[None, :])
+
+
+@triton.jit
+def affine(t, weight, bias, k, inside, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
+    """fma(t, weight, bias), t * weight, t + bias or t, for columns k of t [R, W]."""
+    if WEIGHT:
+        w = tl.load(weight + k, inside, 0.0).to(tl.float32)[None, :]
+        if BIAS:
+            b = tl.load(bias + k, inside, 0.0).to(tl.float32)[None, :]
+            t = tl.fma(t, tl.broadcast_to(w, t.shape), tl.broadcast_to(b, t.shape))
+        else:
+            t = t * w
+    elif BIAS:
+        t = t + tl.load(bias + k, inside, 0.0).to(tl.float32)[None, :]
+    return t
+
+
+@triton.jit
+def norm_apply_kernel(
+    x, weight, bias, y, mean, squares, x_stride, eps, n,
+    W: tl.constexpr, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """W columns of one row, whose mean and mean square are known."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * W + tl.arange(0, W)
+    t = tl.load(x + row * x_stride + k, k < n, 0.0).to(tl.float32)
+    if CENTRED:
+        t = t - tl.load(mean + row)
+    r = tl.div_rn(tl.full([1], 1.0, tl.float32), tl.sqrt_rn(tl.load(squares + row + tl.arange(0, 1)) + eps))
+    t = affine((t * r)[None, :], weight, bias, k, k < n, WEIGHT, BIAS)
+    at = (y + row * n + k)[None, :]
+    tl.store(at, t.to(y.dtype.element_ty), (k < n)[None, :])
+
+
+def norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    schedule: RowSchedule,
+    *,
+    centred: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Layer norm (`centred`) or RMS norm of every row of `x`.
+
+    Args:
+        x, residual: [M, n] of one dtype, the last axis contiguous.
+        weight, bias: [n], contiguous, any of the dtypes.
+
+    Returns:
+        The norm [M, n], and x + residual rounded to x's dtype, which is what was normalised.
+    """
+    rows, n = x.shape
+    y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
+    if not y.numel():
+        return y, None if residual is None else torch.empty_like(y)
+    if n > LONGEST_TILE:
+        return _long(x, residual, weight, bias, eps, y, centred)
+    total = None if residual is None else torch.empty_like(y)
+    share, width = schedule.rows, width_of(n)
+    launch(
+        norm_tile_kernel, (triton.cdiv(rows, share),),
+        x, x if residual is None else residual, x if weight is None else weight,
+        x if bias is None else bias, y, y if total is None else total, rows, x.stride(0),
+        0 if residual is None else residual.stride(0), eps,
+        N=n, W=width, C=triton.cdiv(n, width), R=share, CENTRED=centred,
+        RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        num_warps=schedule.num_warps,
+    )  # fmt: skip
+    return y, total
+
+
+def _long(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    y: torch.Tensor,
+    centred: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows that do not fit into registers: their statistics first, then every element."""
+    total = None if residual is None else torch.add(x, residual)
+    if total is not None:
+        x = total.contiguous()
+    rows, n = x.shape
+    mean = reduce_rows("mean", x, torch.float32) if centred else None
+    squares = reduce_rows("mean_square", x, torch.float32, mean=mean)
+    launch(
+        norm_apply_kernel, (rows, triton.cdiv(n, 2048)),
+        x, x if weight is None else weight, x if bias is None else bias, y,
+        squares if mean is None else mean, squares, x.stride(0), eps, n,
+        W=2048, CENTRED=centred, WEIGHT=weight is not None, BIAS=bias is not None, num_warps=4,
+    )  # fmt: skip
+    return y, total

@@ -1,0 +1,74 @@
+"""Elementwise functions and gates: f(x)[i] depends on x[i] alone, and has the CPU engine's bits."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from samebits.engines.triton.functions import gelu, gelu_tanh, sigmoid, silu
+from samebits.engines.triton.launch import launch
+
+#: Functions of one argument that have a kernel.
+FUNCTIONS = frozenset({"silu", "sigmoid", "gelu", "gelu_tanh"})
+#: Elements of a program: eight a thread, 16 bytes of bf16.
+BLOCK, WARPS = 1024, 4
+
+
+@triton.jit
+def apply(x, F: tl.constexpr):
+    """F of fp32 `x`, in fp32."""
+    if F == "silu":
+        return silu(x)
+    elif F == "sigmoid":
+        return sigmoid(x)
+    elif F == "gelu":
+        return gelu(x)
+    else:
+        tl.static_assert(F == "gelu_tanh")
+        return gelu_tanh(x)
+
+
+@triton.jit
+def unary_kernel(x, y, n, F: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK elements of dense memory."""
+    k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    t = apply(tl.load(x + k, k < n).to(tl.float32), F)
+    tl.store(y + k, t.to(y.dtype.element_ty), k < n)
+
+
+@triton.jit
+def gated_kernel(
+    gate, up, y, n, blocks, gate_stride, up_stride, F: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """BLOCK columns of one row of f(gate) * up, f(gate) rounded to the type first."""
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    k = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(gate + row * gate_stride + k, k < n).to(tl.float32)
+    u = tl.load(up + row * up_stride + k, k < n).to(tl.float32)
+    t = apply(g, F).to(y.dtype.element_ty).to(tl.float32) * u
+    tl.store(y + row * n + k, t.to(y.dtype.element_ty), k < n)
+
+
+def unary(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A function of `FUNCTIONS` of every element; strides as torch gives them."""
+    y = torch.empty_like(x)
+    if y.stride() != x.stride():  # not dense: gather it first
+        x = y.copy_(x)
+    n = x.numel()
+    launch(unary_kernel, (triton.cdiv(n, BLOCK),), x, y, n, F=name, BLOCK=BLOCK, num_warps=WARPS)
+    return y
+
+
+def gated(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """f(gate) * up of two [M, n] tensors whose last axes are contiguous: contiguous [M, n]."""
+    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    rows, n = gate.shape
+    if gate.is_contiguous() and up.is_contiguous():
+        rows, n = 1, rows * n
+    blocks = triton.cdiv(n, BLOCK)
+    launch(
+        gated_kernel, (rows * blocks,), gate, up, y, n, blocks, gate.stride(0), up.stride(0),
+        F=name, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return y

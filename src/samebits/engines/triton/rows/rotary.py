@@ -1,0 +1,112 @@
+"""Rotary position embedding: pairs of elements turned by the angle of their position."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from samebits.engines.triton.launch import launch
+
+#: Pairs of elements that one program turns.
+PAIRS = 1024
+
+
+@triton.jit
+def product(a, b):
+    """a b, rounded to their type, as fp32."""
+    return (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype).to(tl.float32)
+
+
+@triton.jit
+def rotary_kernel(
+    x, cos, sin, positions, y, s1, s2, x0, x1, x2, c0, c1, c2, z0, z1, z2, second,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, H: tl.constexpr, STEP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SHARED: tl.constexpr, LOOKUP: tl.constexpr,
+):  # fmt: skip
+    """H vectors of 2 HALF elements; vector (i, j, h) lies at i, j, h times its strides.
+
+    Args:
+        x, y: vectors, y contiguous.
+        cos, sin: factors with strides c and z; a pair's second element has its own `second` further.
+        positions: with LOOKUP, the row of the factors for (i, j), contiguous.
+        s1, s2: sizes of axes j and h.
+        STEP: distance of the factors of neighbouring pairs. SHARED: all h have the same factors.
+    """
+    groups = tl.cdiv(s2, H)
+    block = tl.program_id(0)
+    h = block % groups * H + tl.arange(0, H)
+    j = (block // groups % s1).to(tl.int64)
+    i = (block // groups // s1).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    here = (h < s2)[:, None] & (d < HALF)[None, :]
+    h = h.to(tl.int64)
+    if INTERLEAVED:
+        first = (2 * d)[None, :]
+        apart = 1
+    else:
+        first = d[None, :]
+        apart = HALF
+    from_x = x + i * x0 + j * x1 + (h * x2)[:, None] + first
+    a = tl.load(from_x, here)
+    b = tl.load(from_x + apart, here)
+    if LOOKUP:
+        row = tl.load(positions + i * s1 + j).to(tl.int64)
+        from_cos = cos + row * c1 + d * STEP
+        from_sin = sin + row * z1 + d * STEP
+    else:
+        from_cos = cos + i * c0 + j * c1 + d * STEP
+        from_sin = sin + i * z0 + j * z1 + d * STEP
+    if SHARED:
+        from_cos, from_sin, known = from_cos[None, :], from_sin[None, :], (d < HALF)[None, :]
+    else:
+        from_cos = from_cos[None, :] + (h * c2)[:, None]
+        from_sin = from_sin[None, :] + (h * z2)[:, None]
+        known = here
+    c = tl.load(from_cos, known)
+    s = tl.load(from_sin, known)
+    to_y = y + ((i * s1 + j) * s2 + h)[:, None] * (2 * HALF) + first
+    tl.store(to_y, (product(a, c) - product(b, s)).to(y.dtype.element_ty), here)
+    if second:
+        c = tl.load(from_cos + second, known)
+        s = tl.load(from_sin + second, known)
+    tl.store(to_y + apart, (product(b, c) + product(a, s)).to(y.dtype.element_ty), here)
+
+
+def rotary(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    interleaved: bool,
+) -> torch.Tensor:
+    """Rotary embedding of arguments that `samebits.ops.rotary` has checked.
+
+    Args:
+        x: [i, j, h, D] of any strides with a contiguous last axis.
+        cos, sin: [i, j, h, D or D/2], broadcast by strides of 0, last axis contiguous; or, with
+            positions, [positions, D or D/2].
+        positions: [i, j] contiguous integers, or None.
+
+    Returns:
+        [i, j, h, D], contiguous.
+    """
+    i, j, h, d = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not y.numel():
+        return y
+    full = cos.shape[-1] == d
+    if positions is None:
+        c0, c1, c2, z0, z1, z2 = *cos.stride()[:3], *sin.stride()[:3]
+    else:
+        c0, c1, c2, z0, z1, z2 = 0, cos.stride(0), 0, 0, sin.stride(0), 0
+    block = triton.next_power_of_2(d // 2)
+    share = max(1, min(PAIRS // block, triton.next_power_of_2(h)))
+    launch(
+        rotary_kernel, (i * j * triton.cdiv(h, share),),
+        x, cos, sin, x if positions is None else positions, y, j, h, *x.stride()[:3],
+        c0, c1, c2, z0, z1, z2, (1 if interleaved else d // 2) if full else 0,
+        HALF=d // 2, BLOCK=block, H=share, STEP=2 if full and interleaved else 1,
+        INTERLEAVED=interleaved, SHARED=c2 == z2 == 0, LOOKUP=positions is not None, num_warps=4,
+    )  # fmt: skip
+    return y
