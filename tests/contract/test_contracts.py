@@ -29,7 +29,7 @@ from samebits.contract import (
     parse,
     parse_arithmetic,
 )
-from samebits.contract.rows import FORMULAS
+from samebits.contract.rows import FORMULAS, HOPPER_ROW_TREE, LEAF_FORMULAS
 from samebits.errors import ContractError
 
 LINEAR = [
@@ -51,6 +51,10 @@ OTHERS = [
     hopper_attention("bf16", leaf=1024),
     hopper_attention("fp16", kv="e4m3", exp2="hw"),
     *(RowContract(op, "bf16", "fp32") for op in FORMULAS),
+    *(
+        RowContract(op, "bf16", "fp32", HOPPER_ROW_TREE, CUDA_FMA, formula)
+        for op, formula in LEAF_FORMULAS.items()
+    ),
 ]
 ALL: list[Contract] = [*LINEAR, *OTHERS]
 

@@ -48,8 +48,11 @@ def figures(tree: Tree, axis: str, length: int, block: int) -> Iterator[Figure]:
     while not isinstance(tree, Chain):
         if isinstance(tree, Lanes):
             steps = -(-length // tree.width)
-            note = f"{tree.width} chains of {steps} steps, folded by halves"
-            yield Figure(f"{tree}, {where}: {note}", _drawn_lanes(expand(tree, length), axis))
+            order = "by halves" if tree.fold == "halves" else "neighbours first"
+            note = f"{tree.width} chains of {steps} steps, folded {order}"
+            wide = tree.fold == "neighbours" and tree.width > MAX_LEAVES
+            drawn = _drawn_groups(tree.width) if wide else _drawn_lanes(expand(tree, length), axis)
+            yield Figure(f"{tree}, {where}: {note}", drawn)
             return
         parts = cut(tree, 0, length)
         name, leaf = str(tree).partition(" of ")[0], tree.leaf
@@ -88,6 +91,18 @@ def _drawn_lanes(node: Node, axis: str) -> Drawn:
         more = ", …" if len(node.indices) > 2 else ""
         return Drawn(f"{axis} = {', '.join(few)}{more}" if few else "empty")
     return _add(_drawn_lanes(node.left, axis), _drawn_lanes(node.right, axis))
+
+
+def _drawn_groups(lanes: int) -> Drawn:
+    """Lanes folded neighbours first, as MAX_LEAVES or fewer groups of equal size."""
+    size = 1
+    while lanes // size > MAX_LEAVES:
+        size *= 2
+    groups = [
+        Drawn(f"lanes {first} … {first + size - 1}", several=True)
+        for first in range(0, lanes, size)
+    ]
+    return fold(groups, "pairwise", _add)
 
 
 def _drawn_steps(length: int, block: int) -> tuple[str, ...]:

@@ -58,7 +58,9 @@ def parse_tree(text: str) -> Tree:
         ContractError: the text is not what `str` of a tree gives.
     """
     match = re.fullmatch(
-        r"(chain|lanes|split|segment|balanced)(?:\((\d+)(?:, (neighbours))?\))?(.*)", text, re.DOTALL
+        r"(chain|lanes|split|segment|balanced)(?:\((\d+)(?:, (neighbours))?\))?(.*)",
+        text,
+        re.DOTALL,
     )
     if match is None or (match[1] == "chain") != (match[2] is None):
         raise ContractError(

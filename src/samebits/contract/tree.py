@@ -70,7 +70,9 @@ class Lanes:
             raise ContractError(f"fold {self.fold!r} is not known: use 'halves' or 'neighbours'")
 
     def __str__(self) -> str:
-        return f"lanes({self.width})" if self.fold == "halves" else f"lanes({self.width}, neighbours)"
+        return (
+            f"lanes({self.width})" if self.fold == "halves" else f"lanes({self.width}, neighbours)"
+        )
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,25 @@ from samebits.errors import DTypeError, SamebitsError, ShapeError
 _ALL_AXES = tuple(tuple(range(rank)) for rank in range(65))
 
 
-def engine_tensor(op: str, x: torch.Tensor) -> torch.Tensor:
+def engine_tensor(op: str, x: torch.Tensor, *, gpu: bool = False) -> torch.Tensor:
     """`x`, if the engine can read it.
 
+    Args:
+        gpu: the operation has kernels for CUDA tensors.
+
     Raises:
-        DTypeError: not a dense fp32, bf16 or fp16 tensor in CPU memory.
+        DTypeError: not a dense fp32, bf16 or fp16 tensor in CPU memory (or on a GPU, with `gpu`).
         SamebitsError: a gradient is required: it flows under the switch, not through ``ops``.
     """
-    if x.dtype not in DTYPE_CODE or not x.is_cpu or x.layout is not torch.strided:
+    readable = x.is_cpu or (gpu and x.is_cuda)
+    if x.dtype not in DTYPE_CODE or not readable or x.layout is not torch.strided:
         kind = x.dtype if x.layout is torch.strided else f"{x.layout} {x.dtype}"
         advice = "Cast it to torch.float32"
         if not x.dtype.is_floating_point:
             advice = "torch's own operation is exact for integers; otherwise cast to torch.float32"
+        place = "in CPU or CUDA memory" if gpu else "in CPU memory"
         raise DTypeError(
-            f"{op} takes dense float32, bfloat16 or float16 tensors in CPU memory, not {kind} on "
+            f"{op} takes dense float32, bfloat16 or float16 tensors {place}, not {kind} on "
             f"{x.device}. {advice}"
         )
     if x.requires_grad and torch.is_grad_enabled():
@@ -76,3 +81,10 @@ def axes_of(op: str, dim: int | Sequence[int] | None, rank: int) -> tuple[int, .
 def _scalar(op: str, dim: int) -> tuple[int, ...]:
     axis_of(op, dim, 0)
     return ()
+
+
+def one_device(op: str, *tensors: torch.Tensor | None) -> None:
+    """Raises DTypeError unless all tensors lie on one device."""
+    devices = {t.device for t in tensors if t is not None}
+    if len(devices) > 1:
+        raise DTypeError(f"{op}: tensors on {sorted(map(str, devices))}: move them to one device")

@@ -15,6 +15,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "linear": ("samebits.engines.triton.linear.schedule", "samebits.engines.vendor.schedule"),
     "grouped": ("samebits.engines.triton.grouped.schedule",),
     "attention": ("samebits.engines.triton.attention.schedule",),
+    **dict.fromkeys(
+        ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp"),
+        ("samebits.engines.triton.rows.schedule",),
+    ),
 }
 
 

@@ -41,7 +41,9 @@ def apply_kernel(x, y, n, F: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore
     tl.store(y + at, v, at < n)
 
 
-@pytest.mark.parametrize("name", ["exp", "exp_flush", "log", "log1p", "sigmoid", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    "name", ["exp", "exp_flush", "log", "log1p", "sigmoid", "silu", "gelu", "gelu_tanh"]
+)
 def test_function(name: str) -> None:
     g = np.random.default_rng(0)
     count = 1 << (14 if INTERPRETED else 22)

@@ -212,6 +212,8 @@ def gelu(x):
     z = v * _SQRT_HALF_64
     tail = exp64(v * v * -0.5) * 0.5 * _polynomial64((z - 3.0) / (z + 3.0), _ERFCX_64, 13)
     below = x < 0
-    cdf = tl.fma(tl.where(below, 1.0, -1.0).to(tl.float64), tail, tl.where(below, 0.0, 1.0).to(tl.float64))
+    cdf = tl.fma(
+        tl.where(below, 1.0, -1.0).to(tl.float64), tail, tl.where(below, 0.0, 1.0).to(tl.float64)
+    )
     y = (at_least(x, -15.0).to(tl.float64) * cdf).to(tl.float32)
     return tl.where(x == float("-inf"), float("nan"), y)

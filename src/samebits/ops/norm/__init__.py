@@ -9,6 +9,8 @@ the normalised elements in row-major order, one rounding at the end:
 - batch_norm: ``r = 1 / sqrt(var + eps)``, ``t = (x - mean) * r``;
 
 then ``fma(t, weight, bias)``, or ``t * weight``, or ``t + bias``. Division and root are IEEE.
+A residual is added first, rounded to the dtype: the sum is what is normalised. CUDA tensors have
+the same formulas with the row tree of their device class; group and batch norm are for the CPU.
 Batch norm that takes its statistics from the batch depends on the batch by definition: refused.
 """
 
@@ -16,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
 from samebits.engines.cpu import norm as engine
 from samebits.errors import ShapeError
-from samebits.ops.checks import engine_tensor
+from samebits.ops.checks import engine_tensor, one_device
 
 #: What torch takes for eps=None in rms_norm, whatever the dtype: it computes in fp32.
 EPS = torch.finfo(torch.float32).eps
@@ -55,50 +58,116 @@ def row_length(
     return math.prod(shape)
 
 
-def _parameters(op: str, *parameters: torch.Tensor | None) -> None:
+def _parameters(op: str, *parameters: torch.Tensor | None, gpu: bool = False) -> None:
     for p in parameters:
         if p is not None:
-            engine_tensor(op, p)
+            engine_tensor(op, p, gpu=gpu)
 
 
+@overload
+def rms_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    eps: float | None = ...,
+    *,
+    residual: None = ...,
+) -> torch.Tensor: ...
+@overload
+def rms_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    eps: float | None = ...,
+    *,
+    residual: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def rms_norm(
     x: torch.Tensor,
     normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
-) -> torch.Tensor:
+    *,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """RMS norm over the last ``len(normalized_shape)`` axes.
 
     Args:
-        x: [..., *normalized_shape] fp32, bf16 or fp16.
+        x: [..., *normalized_shape] fp32, bf16 or fp16; on a GPU: [rows, n] after flattening.
         weight: `normalized_shape`, any of those dtypes.
         eps: default: the machine epsilon of fp32.
+        residual: shape and dtype of `x`, added to it first. The sum is rounded to the dtype and
+            then normalised: the bits of the two operations one after the other.
 
     Returns:
-        A contiguous tensor with shape and dtype of `x`.
+        A contiguous tensor with shape and dtype of `x`; with `residual`, also ``x + residual``.
 
     Raises:
         DTypeError, ShapeError: see `checks` and `row_length`.
     """
-    x = engine_tensor("rms_norm", x)
-    _parameters("rms_norm", weight)
-    n = row_length("rms_norm", x, normalized_shape, weight)
     eps = EPS if eps is None else eps
-    return engine.norm(x, n, weight, None, eps, centred=False)[0]
+    return _norm("rms_norm", x, normalized_shape, weight, None, eps, residual)
 
 
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    eps: float = ...,
+    *,
+    residual: None = ...,
+) -> torch.Tensor: ...
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    eps: float = ...,
+    *,
+    residual: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def layer_norm(
     x: torch.Tensor,
     normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
-) -> torch.Tensor:
+    *,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Layer norm over the last ``len(normalized_shape)`` axes; arguments as `rms_norm`."""
-    x = engine_tensor("layer_norm", x)
-    _parameters("layer_norm", weight, bias)
-    n = row_length("layer_norm", x, normalized_shape, weight, bias)
-    return engine.norm(x, n, weight, bias, eps, centred=True)[0]
+    return _norm("layer_norm", x, normalized_shape, weight, bias, eps, residual)
+
+
+def _norm(
+    op: str,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    x = engine_tensor(op, x, gpu=True)
+    _parameters(op, weight, bias, residual, gpu=True)
+    n = row_length(op, x, normalized_shape, weight, bias)
+    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
+        raise ShapeError(
+            f"{op}: the residual is {tuple(residual.shape)} {residual.dtype}, and x is "
+            f"{tuple(x.shape)} {x.dtype}"
+        )
+    if x.is_cuda:
+        from samebits.ops.norm import cuda
+
+        return cuda.norm(op, x, n, weight, bias, eps, residual)
+    one_device(op, x, weight, bias, residual)
+    if residual is None:
+        return engine.norm(x, n, weight, bias, eps, centred=op == "layer_norm")[0]
+    total = torch.add(x, residual)
+    return engine.norm(total, n, weight, bias, eps, centred=op == "layer_norm")[0], total
 
 
 def group_norm(

@@ -5,6 +5,8 @@ elements; in a leaf 16 lanes (lane = index mod 16), each accumulated upwards fro
 fp32; lanes folded 8-4-2-1; leaves folded pairwise like a binary counter. One rounding, to the
 result's dtype.
 
+CUDA tensors have the tree of their device class (see `samebits.contract.rows`), the same formulas.
+
 The tree depends on n alone: not on the other outputs, nor on strides, threads or instruction set.
 
 Sums of squares use fma; ``mean`` is sum / n; ``var`` has two passes, the mean and then the sum of
@@ -53,6 +55,10 @@ def run(
         raise DTypeError(f"{kind}: dtype={dtype} is not one of float32, bfloat16, float16")
     elif dtype is not torch.float32:
         x = x.to(dtype)
+    if x.is_cuda:
+        from samebits.ops.reduce import cuda
+
+        return cuda.reduce(kind, x, axes, keepdim, dtype, correction)
     return engine.reduce(_KINDS[kind], x, axes, keepdim, dtype, correction)
 
 
@@ -61,6 +67,10 @@ def run_with_mean(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``var`` or ``std`` and the mean; as `run`."""
     axes = axes_of(kind, dim, x.dim())
+    if x.is_cuda:
+        from samebits.ops.reduce import cuda
+
+        return cuda.reduce_with_mean(kind, x, axes, keepdim, correction)
     return engine.reduce_with_mean(_KINDS[kind], x, axes, keepdim, x.dtype, correction)
 
 
@@ -76,56 +86,56 @@ def sum(
     Raises:
         DTypeError, ShapeError: see `checks`.
     """
-    return run("sum", engine_tensor("sum", x), dim, keepdim, dtype)
+    return run("sum", engine_tensor("sum", x, gpu=True), dim, keepdim, dtype)
 
 
 def mean(
     x: torch.Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Arithmetic mean over `dim`: the sum divided by the number of elements; arguments as `sum`."""
-    return run("mean", engine_tensor("mean", x), dim, keepdim, dtype)
+    return run("mean", engine_tensor("mean", x, gpu=True), dim, keepdim, dtype)
 
 
 def prod(
     x: torch.Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Product over `dim`, the same tree with multiplications; arguments as `sum`."""
-    return run("prod", engine_tensor("prod", x), dim, keepdim, dtype)
+    return run("prod", engine_tensor("prod", x, gpu=True), dim, keepdim, dtype)
 
 
 def nansum(
     x: torch.Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Sum over `dim` that passes over NaN; arguments as `sum`."""
-    return run("nansum", engine_tensor("nansum", x), dim, keepdim, dtype)
+    return run("nansum", engine_tensor("nansum", x, gpu=True), dim, keepdim, dtype)
 
 
 def var(
     x: torch.Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = False
 ) -> torch.Tensor:
     """Variance over `dim`, divided by ``max(0, n - correction)``."""
-    return run("var", engine_tensor("var", x), dim, keepdim, correction=correction)
+    return run("var", engine_tensor("var", x, gpu=True), dim, keepdim, correction=correction)
 
 
 def std(
     x: torch.Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = False
 ) -> torch.Tensor:
     """Standard deviation over `dim`: the square root of `var`."""
-    return run("std", engine_tensor("std", x), dim, keepdim, correction=correction)
+    return run("std", engine_tensor("std", x, gpu=True), dim, keepdim, correction=correction)
 
 
 def var_mean(
     x: torch.Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`var` and `mean` of the same elements."""
-    return run_with_mean("var", engine_tensor("var_mean", x), dim, keepdim, correction)
+    return run_with_mean("var", engine_tensor("var_mean", x, gpu=True), dim, keepdim, correction)
 
 
 def std_mean(
     x: torch.Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`std` and `mean` of the same elements."""
-    return run_with_mean("std", engine_tensor("std_mean", x), dim, keepdim, correction)
+    return run_with_mean("std", engine_tensor("std_mean", x, gpu=True), dim, keepdim, correction)
 
 
 def vector_norm(
@@ -142,7 +152,7 @@ def vector_norm(
         DTypeError: another order: a general power has no contract.
         ShapeError: order inf or -inf of no elements.
     """
-    return norm_of_order(engine_tensor("vector_norm", x), ord, dim, keepdim, dtype)
+    return norm_of_order(engine_tensor("vector_norm", x, gpu=True), ord, dim, keepdim, dtype)
 
 
 def norm_of_order(
@@ -161,4 +171,4 @@ def norm_of_order(
 
 def logsumexp(x: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor:
     """``log(sum(exp(x)))`` over `dim`, without overflow; -inf if all elements are -inf."""
-    return run("logsumexp", engine_tensor("logsumexp", x), dim, keepdim)
+    return run("logsumexp", engine_tensor("logsumexp", x, gpu=True), dim, keepdim)

@@ -4,7 +4,8 @@ With m the exact maximum along `dim` and s the sum of ``exp(x - m)`` by the row 
 `samebits.ops.reduce`): ``softmax = exp(x - m) / s`` (IEEE division) and
 ``log_softmax = (x - m) - log(s)``, in fp32 with one rounding to the result's dtype; exp and log
 are those of `samebits.contract.functions`. A row that is all -inf, or holds +inf or NaN, gives NaN
-as in torch.
+as in torch. On CUDA tensors the maximum is that of each leaf of the row tree, and the leaves' sums
+are brought to the row's maximum before the fold: `samebits.contract.rows.LEAF_FORMULAS`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> torc
         x = x.to(dtype)
     rank = x.dim()
     axis = axis_of("softmax", dim, rank)
+    if x.is_cuda:
+        from samebits.ops.softmax import cuda
+
+        return cuda.softmax(x, axis, dtype, log)
     if rank == 0:
         return engine.softmax(x[None], 0, dtype, log)[0]
     return engine.softmax(x, axis, dtype, log)
@@ -45,14 +50,14 @@ def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None)
     Raises:
         DTypeError, ShapeError: see `checks`.
     """
-    return run(engine_tensor("softmax", x), dim, dtype, False)
+    return run(engine_tensor("softmax", x, gpu=True), dim, dtype, False)
 
 
 def log_softmax(
     x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Logarithm of the softmax along `dim`; arguments as `softmax`."""
-    return run(engine_tensor("log_softmax", x), dim, dtype, True)
+    return run(engine_tensor("log_softmax", x, gpu=True), dim, dtype, True)
 
 
 def token_logprob(
@@ -69,10 +74,11 @@ def token_logprob(
         [...].
 
     Raises:
-        ShapeError: shapes do not fit, or an id is out of range.
+        ShapeError: shapes do not fit, or an id is out of range. (A GPU is not waited for: there an
+            id out of range gives NaN.)
         DTypeError: `ids` are not integers, or see `checks`.
     """
-    logits = engine_tensor("token_logprob", logits)
+    logits = engine_tensor("token_logprob", logits, gpu=True)
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
         raise DTypeError(f"token_logprob: ids are integers, not {ids.dtype}")
     if logits.dim() == 0 or logits.shape[:-1] != ids.shape:
@@ -84,6 +90,10 @@ def token_logprob(
         dtype = logits.dtype
     elif dtype is not torch.float32 and dtype is not logits.dtype:
         raise DTypeError(f"token_logprob: dtype is float32 or {logits.dtype}, not {dtype}")
+    if logits.is_cuda:
+        from samebits.ops.softmax import cuda
+
+        return cuda.token_logprob(logits, ids, dtype)
     out = engine.token_logprob(logits, ids.to(torch.int64).contiguous(), dtype)
     if out is None:
         raise ShapeError(f"token_logprob: an id is outside [0, {logits.shape[-1]})")

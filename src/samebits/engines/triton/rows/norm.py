@@ -30,14 +30,14 @@ def norm_tile_kernel(
             k = c * W + tl.arange(0, W)
             t = (chunks[c] + added[c]).to(total.dtype.element_ty)
             tl.store(total + row[:, None] * N + k[None, :], t, inside[:, None] & (k < N)[None, :])
-            sums = sums + (t.to(tl.float32),)
+            sums += (t.to(tl.float32),)
         chunks = sums
     if CENTRED:
         mean = tl.div_rn(sum_row(chunks, C, False), tl.full([R], N, tl.float32))
         centred = ()
         for c in tl.static_range(C):
             k = c * W + tl.arange(0, W)
-            centred = centred + (tl.where((k < N)[None, :], chunks[c] - mean[:, None], 0.0),)
+            centred += (tl.where((k < N)[None, :], chunks[c] - mean[:, None], 0.0),)
         chunks = centred
     squares = tl.div_rn(sum_row(chunks, C, True), tl.full([R], N, tl.float32))
     r = tl.div_rn(tl.full([R], 1.0, tl.float32), tl.sqrt_rn(squares + eps))
@@ -74,7 +74,9 @@ def norm_apply_kernel(
     t = tl.load(x + row * x_stride + k, k < n, 0.0).to(tl.float32)
     if CENTRED:
         t = t - tl.load(mean + row)
-    r = tl.div_rn(tl.full([1], 1.0, tl.float32), tl.sqrt_rn(tl.load(squares + row + tl.arange(0, 1)) + eps))
+    r = tl.div_rn(
+        tl.full([1], 1.0, tl.float32), tl.sqrt_rn(tl.load(squares + row + tl.arange(0, 1)) + eps)
+    )
     t = affine((t * r)[None, :], weight, bias, k, k < n, WEIGHT, BIAS)
     at = (y + row * n + k)[None, :]
     tl.store(at, t.to(y.dtype.element_ty), (k < n)[None, :])

@@ -19,14 +19,15 @@ BLOCK, WARPS = 1024, 4
 def apply(x, F: tl.constexpr):
     """F of fp32 `x`, in fp32."""
     if F == "silu":
-        return silu(x)
+        y = silu(x)
     elif F == "sigmoid":
-        return sigmoid(x)
+        y = sigmoid(x)
     elif F == "gelu":
-        return gelu(x)
+        y = gelu(x)
     else:
         tl.static_assert(F == "gelu_tanh")
-        return gelu_tanh(x)
+        y = gelu_tanh(x)
+    return y
 
 
 @triton.jit

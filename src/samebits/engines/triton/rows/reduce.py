@@ -8,67 +8,59 @@ import triton.language as tl
 
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import LANES, LEAF, MOST_LEAVES, leaves_of, width_of
-from samebits.engines.triton.rows.tree import fold_pairs
-
-#: kind -> (what becomes of an element, how two values meet, what becomes of the total)
-KINDS: dict[str, tuple[str, str, str]] = {
-    "sum": ("x", "add", "total"),
-    "mean": ("x", "add", "mean"),
-    "nansum": ("number", "add", "total"),
-    "prod": ("x", "multiply", "total"),
-    "norm0": ("counted", "add", "total"),
-    "norm1": ("magnitude", "add", "total"),
-    "norm2": ("square", "add", "root"),
-    "norm_inf": ("magnitude", "max", "total"),
-    "norm_neg_inf": ("magnitude", "min", "total"),
-    "mean_square": ("square", "add", "mean"),
-    "std": ("square", "add", "mean_root"),
-    "var": ("square", "add", "mean"),
-}
 
 
 @triton.jit
-def combine(a, b, MEET: tl.constexpr):
-    """How two partial results of a reduction meet."""
-    if MEET == "add":
-        return a + b
-    elif MEET == "multiply":
-        return a * b
-    elif MEET == "max":
-        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def add(a, b):
+    return a + b
 
 
 @triton.jit
-def _multiply(a, b):
+def multiply(a, b):
     return a * b
 
 
 @triton.jit
-def _max(a, b):
+def larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _min(a, b):
+def smaller(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def meet(a, b, MEET: tl.constexpr):
+    """How two partial results meet."""
+    if MEET == "add":
+        y = add(a, b)
+    elif MEET == "multiply":
+        y = multiply(a, b)
+    elif MEET == "larger":
+        y = larger(a, b)
+    else:
+        y = smaller(a, b)
+    return y
 
 
 @triton.jit
 def fold(x, W: tl.constexpr, MEET: tl.constexpr):
     """[R, W] -> [R]: neighbours first, one operation an axis of length two."""
-    if MEET == "add":
-        return fold_pairs(x, W)
-    elif MEET == "max":
-        return tl.reduce(x, 1, _max)
-    elif MEET == "min":
-        return tl.reduce(x, 1, _min)
-    elif W > 1:
+    if W > 1:
         pairs = tl.reshape(x, [x.shape[0], W // 2, 2])
-        return fold(tl.reduce(pairs, 2, _multiply), W // 2, MEET)
+        if MEET == "add":
+            halved = tl.reduce(pairs, 2, add)
+        elif MEET == "multiply":
+            halved = tl.reduce(pairs, 2, multiply)
+        elif MEET == "larger":
+            halved = tl.reduce(pairs, 2, larger)
+        else:
+            halved = tl.reduce(pairs, 2, smaller)
+        total = fold(halved, W // 2, MEET)
     else:
-        return tl.reshape(x, [x.shape[0]])
+        total = tl.reshape(x, [x.shape[0]])
+    return total
 
 
 @triton.jit
@@ -81,6 +73,23 @@ def finished(total, divisor, DONE: tl.constexpr):
     elif DONE == "mean_root":
         total = tl.sqrt_rn(tl.div_rn(total, tl.zeros_like(total) + divisor))
     return total
+
+
+#: kind -> (what becomes of an element, how two values meet, its identity, and of the total)
+KINDS: dict[str, tuple[str, str, float, str]] = {
+    "sum": ("x", "add", 0.0, "total"),
+    "mean": ("x", "add", 0.0, "mean"),
+    "nansum": ("number", "add", 0.0, "total"),
+    "prod": ("x", "multiply", 1.0, "total"),
+    "norm0": ("counted", "add", 0.0, "total"),
+    "norm1": ("magnitude", "add", 0.0, "total"),
+    "norm2": ("square", "add", 0.0, "root"),
+    "norm_inf": ("magnitude", "larger", 0.0, "total"),
+    "norm_neg_inf": ("magnitude", "smaller", float("inf"), "total"),
+    "mean_square": ("square", "add", 0.0, "mean"),
+    "var": ("square", "add", 0.0, "mean"),
+    "std": ("square", "add", 0.0, "mean_root"),
+}
 
 
 @triton.jit
@@ -113,7 +122,7 @@ def leaf_kernel(
             t = tl.where(here, t, 0.0)
             acc = tl.fma(t, t, acc)
         else:
-            acc = combine(acc, tl.where(here, t, identity), MEET)
+            acc = meet(acc, tl.where(here, t, identity), MEET)
     total = finished(fold(acc, W, MEET), divisor, DONE)
     tl.store(y + row.to(tl.int64) * leaves + leaf, total.to(y.dtype.element_ty), inside)
 
@@ -152,7 +161,7 @@ def reduce_rows(
     Returns:
         [rows] or [outer, inner], of `dtype`.
     """
-    element, meet, done = KINDS[kind]
+    element, joined, identity, done = KINDS[kind]
     lead, n = x.shape[:-1], x.shape[-1]
     inner = lead[-1] if len(lead) == 2 else 1
     rows = lead.numel()
@@ -160,7 +169,6 @@ def reduce_rows(
     if not rows:
         return y
     divisor = float(n if divisor is None else divisor)
-    identity = {"add": 0.0, "multiply": 1.0, "max": 0.0, "min": float("inf")}[meet]
     width, leaves = width_of(n), leaves_of(n)
     columns = inner > 1 and x.stride(-1) != 1
     share = min(16, 16384 // width) if columns else max(1, min(LANES // width, 16))
@@ -172,7 +180,7 @@ def reduce_rows(
         x, x if mean is None else mean, parts, rows, n, inner, x.stride(0),
         x.stride(1) if len(lead) == 2 else 0, x.stride(-1), divisor, leaves, identity,
         W=width, C=triton.cdiv(min(n, LEAF), width) if n else 1, R=share, ELEMENT=element,
-        MEET=meet, DONE=done if leaves == 1 else "total", CENTRED=mean is not None,
+        MEET=joined, DONE=done if leaves == 1 else "total", CENTRED=mean is not None,
         num_warps=8 if share * width >= 4096 else 4,
     )  # fmt: skip
     while leaves > 1:
@@ -182,7 +190,7 @@ def reduce_rows(
         launch(
             fold_kernel, (rows, groups),
             parts, folded, leaves, leaves, groups, divisor, identity,
-            W=count, MEET=meet, DONE=done if groups == 1 else "total", num_warps=4,
+            W=count, MEET=joined, DONE=done if groups == 1 else "total", num_warps=4,
         )  # fmt: skip
         parts, leaves = folded, groups
     return y

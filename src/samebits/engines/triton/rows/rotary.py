@@ -28,7 +28,8 @@ def rotary_kernel(
 
     Args:
         x, y: vectors, y contiguous.
-        cos, sin: factors with strides c and z; a pair's second element has its own `second` further.
+        cos, sin: factors with strides c and z; a pair's second element has its own
+            `second` further.
         positions: with LOOKUP, the row of the factors for (i, j), contiguous.
         s1, s2: sizes of axes j and h.
         STEP: distance of the factors of neighbouring pairs. SHARED: all h have the same factors.

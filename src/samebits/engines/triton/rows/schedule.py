@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from samebits.engines.schedule import Schedule
-
-if TYPE_CHECKING:
-    from samebits.plan.keys import ScheduleKey
+from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
 #: The tree of rows on sm_90: lanes of a leaf, and elements of a leaf.
 LANES, LEAF = 1024, 8192
@@ -17,7 +14,7 @@ LONGEST_TILE = 2 * LEAF
 MOST_LEAVES = 8192
 
 
-class RowSchedule(Schedule, tag="triton.rows"):
+class RowSchedule(Schedule, tag="triton.rows", frozen=True, kw_only=True):
     """How programs share rows.
 
     Attributes:
@@ -43,25 +40,25 @@ def leaves_of(n: int) -> int:
 
 
 def default(key: ScheduleKey, bucket: int) -> RowSchedule:
-    """The schedule of a row operation over rows of ``key.n`` elements.
+    """The schedule of a row operation over rows of ``key.k`` elements.
 
     Short rows share a program once there are more than the chip's 132 SMs could take one each; a
     row of several leaves is shared by programs until there are enough rows to give one to each SM.
     """
-    n, rows = key.n or LANES, 1 << bucket if bucket < 6 else 64
+    n, rows = key.k or LANES, BUCKETS[min(bucket, len(BUCKETS) - 1)]
     if n > LEAF and (key.op not in ("rms_norm", "layer_norm") or n > LONGEST_TILE):
-        stream = key.op in ("softmax", "log_softmax") and bucket >= 11
+        stream = key.op in ("softmax", "log_softmax") and rows >= 256
         return RowSchedule(walk="stream" if stream else "leaves", num_warps=8)
     width = width_of(n)
     if width < LANES:
-        share = min(LANES // width, 16, rows)
+        share = max(1, min(LANES // width, 16, rows // 132))
         return RowSchedule(rows=share, num_warps=1 if share * width < 512 else 4)
     return RowSchedule(num_warps=4 if n <= 5 * LANES else 8)
 
 
 def candidates(key: ScheduleKey) -> list[RowSchedule]:
-    """Schedules worth measuring for rows of ``key.n`` elements."""
-    n = key.n or LANES
+    """Schedules worth measuring for rows of ``key.k`` elements."""
+    n = key.k or LANES
     if n > LONGEST_TILE or (n > LEAF and key.op not in ("rms_norm", "layer_norm")):
         return [
             RowSchedule(walk=walk, num_warps=warps)

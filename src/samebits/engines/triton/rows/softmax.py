@@ -1,7 +1,7 @@
 """Softmax, log-softmax, logsumexp and the log-probability of given tokens.
 
-A leaf of 8192 elements stays in registers: its maximum, its exponentials and their sum come from one
-read. A row of several leaves has one (maximum, sum) pair a leaf; whoever folds the pairs, from
+A leaf of 8192 elements stays in registers: its maximum, its exponentials and their sum come from
+one read. A row of several leaves has one (maximum, sum) pair a leaf; whoever folds the pairs, from
 registers or from memory, does it in the contract's order.
 """
 
@@ -30,7 +30,7 @@ def leaf_pair(chunks, C: tl.constexpr):
     centre = finite(m)[:, None]
     weights = ()
     for c in tl.static_range(C):
-        weights = weights + (exp_flush(chunks[c] - centre),)
+        weights += (exp_flush(chunks[c] - centre),)
     return m, sum_row(weights, C, False)
 
 
@@ -65,7 +65,7 @@ def tile_kernel(
     m = max_chunks(chunks, C)[:, None]
     weights = ()
     for c in tl.static_range(C):
-        weights = weights + (exp_of_negative(chunks[c] - m),)
+        weights += (exp_of_negative(chunks[c] - m),)
     s = sum_row(weights, C, False)
     log_s = log(s)[:, None]
     inverse = tl.div_rn(tl.full([R], 1.0, tl.float32), s)[:, None]

@@ -22,9 +22,10 @@ def fold_pairs(x, W: tl.constexpr):
     """[R, W] -> [R]: x[2i] + x[2i + 1], and so on down to one."""
     if W > 1:
         pairs = tl.reshape(x, [x.shape[0], W // 2, 2])
-        return fold_pairs(tl.sum(pairs, axis=2), W // 2)
+        total = fold_pairs(tl.sum(pairs, axis=2), W // 2)
     else:
-        return tl.reshape(x, [x.shape[0]])
+        total = tl.reshape(x, [x.shape[0]])
+    return total
 
 
 @triton.jit
@@ -43,10 +44,10 @@ def sum_chunks(chunks, FIRST: tl.constexpr, LAST: tl.constexpr, SQUARES: tl.cons
 def sum_row(chunks, C: tl.constexpr, SQUARES: tl.constexpr):
     """S (or Q) of rows of one or two leaves: C <= 16 chunks."""
     if C > 8:
-        first = sum_chunks(chunks, 0, 8, SQUARES)
-        return first + sum_chunks(chunks, 8, C, SQUARES)
+        total = sum_chunks(chunks, 0, 8, SQUARES) + sum_chunks(chunks, 8, C, SQUARES)
     else:
-        return sum_chunks(chunks, 0, C, SQUARES)
+        total = sum_chunks(chunks, 0, C, SQUARES)
+    return total
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def load_chunks(x, starts, inside, FIRST, STEP, n, other, C: tl.constexpr, W: tl
         k = FIRST + c * W + tl.arange(0, W)
         here = inside[:, None] & (k < n)[None, :]
         at = x + starts[:, None] + (k * STEP)[None, :]
-        chunks = chunks + (tl.load(at, here, other).to(tl.float32),)
+        chunks += (tl.load(at, here, other).to(tl.float32),)
     return chunks
 
 

@@ -1,0 +1,48 @@
+"""What row operations on CUDA tensors share: matrices of rows, and their schedules."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from samebits.contract import ContractKey
+from samebits.contract.operands import dtype_name
+from samebits.engines.triton import device_class
+from samebits.errors import ShapeError
+from samebits.plan import planner
+
+if TYPE_CHECKING:
+    from samebits.engines.triton.rows.schedule import RowSchedule
+
+#: Rows that one launch takes, and elements of a row: kernels count them in 32 bits.
+MOST = 2**31 - 2**14
+
+
+@lru_cache(maxsize=1024)
+def row_key(op: str, dtype: torch.dtype, out_dtype: torch.dtype, device: int) -> ContractKey:
+    """The contract key of a row operation on CUDA device `device`."""
+    return ContractKey(
+        op=op, dtype=dtype_name(dtype), out_dtype=dtype_name(out_dtype), device=device_class(device)
+    )
+
+
+def schedule_for(op: str, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> RowSchedule:
+    """The schedule of a row operation on the matrix `x` [rows, n]."""
+    rows, n = x.shape
+    key = row_key(op, x.dtype, out_dtype or x.dtype, x.device.index)
+    return cast("RowSchedule", planner.row_for(key, k=n).at(rows))
+
+
+def matrix(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
+    """`x` as [rows, n] with a contiguous last axis: a view if its strides allow it, else a copy.
+
+    Raises:
+        ShapeError: more rows, or longer ones, than a kernel counts.
+    """
+    rows = x.numel() // n if n else 0
+    if max(rows, n) > MOST:
+        raise ShapeError(f"{op}: {rows} rows of {n} elements are too many: cut them up")
+    flat = x.reshape(rows, n)
+    return flat if flat.stride(-1) == 1 or n <= 1 else flat.contiguous()

@@ -1,0 +1,45 @@
+"""Elementwise functions and gates of CUDA tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.engines.triton.rows import pointwise as engine
+from samebits.errors import DTypeError, ShapeError
+from samebits.ops.checks import engine_tensor, one_device
+from samebits.ops.gpu import matrix
+
+
+def unary(op: str, kernel: str, x: torch.Tensor) -> torch.Tensor:
+    """A function of every element.
+
+    Raises:
+        DTypeError: the function has no CUDA kernel, or see `checks`.
+    """
+    x = engine_tensor(op, x, gpu=kernel in engine.FUNCTIONS)
+    return engine.unary(kernel, x)
+
+
+def gated(op: str, kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """f(gate) * up, f(gate) rounded first; contiguous.
+
+    Raises:
+        DTypeError: two dtypes or devices, or see `checks`.
+        ShapeError: shapes that do not broadcast.
+    """
+    gate, up = engine_tensor(op, gate, gpu=True), engine_tensor(op, up, gpu=True)
+    one_device(op, gate, up)
+    if gate.dtype is not up.dtype:
+        raise DTypeError(f"{op}: gate is {gate.dtype} and up {up.dtype}: convert one")
+    if gate.shape != up.shape:
+        try:
+            gate, up = torch.broadcast_tensors(gate, up)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            raise ShapeError(
+                f"{op}: {tuple(gate.shape)} and {tuple(up.shape)} do not broadcast"
+            ) from None
+    shape = gate.shape
+    if not gate.numel():
+        return torch.empty(shape, dtype=gate.dtype, device=gate.device)
+    n = shape[-1] if shape else 1
+    return engine.gated(kernel, matrix(op, gate, n), matrix(op, up, n)).view(shape)

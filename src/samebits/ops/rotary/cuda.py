@@ -1,0 +1,41 @@
+"""Rotary embedding of CUDA tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.engines.triton.rows import rotary as engine
+from samebits.ops.checks import one_device
+
+
+def rotary(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    interleaved: bool,
+) -> torch.Tensor:
+    """See `samebits.ops.rotary`, which checks shapes and dtypes.
+
+    A position outside the caches reads as NaN: the GPU is not waited for.
+    """
+    one_device("rotary", x, cos, sin, positions)
+    shape = x.shape
+    lead = shape[:-1]
+    x, cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, cos, sin))
+    if positions is None:
+        cos, sin = (f.expand(*lead, f.shape[-1]) for f in (cos, sin))
+        x, cos, sin = (_three_axes(t) for t in (x, cos, sin))
+        if x.shape != cos.shape[:3] + x.shape[-1:]:
+            x, cos, sin = (t.reshape(1, 1, -1, t.shape[-1]) for t in (x, cos, sin))
+    else:
+        positions = positions.contiguous()
+        x = x.reshape(1, -1, *shape[-2:])
+    return engine.rotary(x, cos, sin, positions, interleaved).view(shape)
+
+
+def _three_axes(x: torch.Tensor) -> torch.Tensor:
+    """`x` with exactly three leading axes: missing ones in front, extra ones merged."""
+    if x.dim() <= 4:
+        return x[(None,) * (4 - x.dim())]
+    return x.reshape(-1, *x.shape[-3:])

@@ -1,0 +1,33 @@
+"""Softmax and its relatives of CUDA tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.engines.triton.rows import softmax as engine
+from samebits.ops.checks import one_device
+from samebits.ops.gpu import matrix, schedule_for
+
+
+def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
+    """Softmax, or its logarithm, along `axis` of `x`; contiguous, of `dtype`."""
+    shape = x.shape
+    if not x.numel():
+        return torch.empty(shape, dtype=dtype, device=x.device)
+    last = x.movedim(axis, -1) if x.dim() else x[None]
+    op = "log_softmax" if log else "softmax"
+    flat = matrix(op, last, last.shape[-1])
+    y = engine.softmax(flat, dtype, schedule_for(op, flat, dtype), log=log).view(last.shape)
+    return (y.movedim(-1, axis) if x.dim() else y[0]).contiguous()
+
+
+def token_logprob(logits: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The log-probability of one token a row; NaN for an id that the row does not have."""
+    one_device("token_logprob", logits, ids)
+    if not ids.numel():
+        return torch.empty(ids.shape, dtype=dtype, device=logits.device)
+    if not logits.shape[-1]:
+        return torch.full(ids.shape, float("nan"), dtype=dtype, device=logits.device)
+    flat = matrix("token_logprob", logits, logits.shape[-1])
+    schedule = schedule_for("logsumexp", flat, dtype)
+    return engine.row_numbers(flat, ids.reshape(-1).contiguous(), dtype, schedule).view(ids.shape)

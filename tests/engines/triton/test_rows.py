@@ -1,0 +1,153 @@
+"""Row kernels against their contracts, byte for byte: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from interpreter import INTERPRETED
+from samebits import bits
+from samebits.contract import RowContract
+from samebits.plan import contract_of
+
+pytest.importorskip("triton")
+from samebits.engines.triton.rows import norm, reduce, softmax
+from samebits.engines.triton.rows.schedule import RowSchedule
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SPECIAL = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, 3e38])
+#: Row lengths around every edge: lanes, leaves, alignment.
+LENGTHS = [1, 3, 128, 1000, 1025, 1765]
+LONG = [9001]
+if not INTERPRETED:
+    LENGTHS += [2, 31, 1023, 1024, 4096, 5120, 8191, 8192, 8193, 16384]
+    LONG += [16385, 20011, 152064]
+
+
+def random(seed: int, *shape: int, dtype: torch.dtype, special: bool = False) -> torch.Tensor:
+    """Exponents spread over 2^+-8, with special values strewn in on request."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g) * 2.0 ** torch.randint(-8, 9, shape, generator=g)
+    if special:
+        strewn = SPECIAL[torch.randint(0, len(SPECIAL), shape, generator=g)]
+        x = torch.where(torch.rand(shape, generator=g) < 0.3 / shape[-1], strewn, x)
+    return x.to(dtype)
+
+
+def same(got: torch.Tensor, want: Any) -> bool:
+    """Equal bytes; the interpreter's NaN is NumPy's, so there any NaN equals any other."""
+    got = got.cpu()
+    if INTERPRETED:
+        got, want = (torch.where(t.isnan(), torch.nan, t) for t in (got, want))
+    return bool(bits.equal(got, want))
+
+
+def contract(op: str, dtype: torch.dtype, out: torch.dtype | None = None) -> RowContract:
+    found = contract_of(op, dtype=dtype, out_dtype=out, device="sm_90")
+    assert isinstance(found, RowContract)
+    return found
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms(op: str, dtype: torch.dtype, n: int) -> None:
+    x, residual = (random(s, 3, n, dtype=dtype, special=True) for s in (n, n + 1))
+    w, b = (random(s, n, dtype=dtype) for s in (2, 3))
+    b = b if op == "layer_norm" else None
+    total = x + residual
+    want = contract(op, dtype).evaluate(total, w, b, eps=1e-6, out_dtype=dtype)
+    alone = contract(op, dtype).evaluate(x, eps=1e-6, out_dtype=dtype)
+    xd, rd, wd = (t.to(DEVICE) for t in (x, residual, w))
+    bd = None if b is None else b.to(DEVICE)
+    schedules = [RowSchedule(), RowSchedule(num_warps=8)]
+    if n <= 1024:
+        schedules += [RowSchedule(rows=2, num_warps=1), RowSchedule(rows=4)]
+    for schedule in schedules:
+        y, added = norm.norm(xd, rd, wd, bd, 1e-6, schedule, centred=op == "layer_norm")
+        assert same(y, want)
+        assert added is not None
+        assert same(added, total)
+        y, _ = norm.norm(xd, None, None, None, 1e-6, schedule, centred=op == "layer_norm")
+        assert same(y, alone)
+
+
+@pytest.mark.parametrize("n", [16385, 40000])
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_norms_of_long_rows(op: str, n: int) -> None:
+    x, w = random(n, 2, n, dtype=torch.bfloat16), random(1, n, dtype=torch.bfloat16)
+    want = contract(op, x.dtype).evaluate(x, w, eps=1e-6, out_dtype=x.dtype)
+    got, _ = norm.norm(x.to(DEVICE), None, w.to(DEVICE), None, 1e-6, RowSchedule(),
+                       centred=op == "layer_norm")  # fmt: skip
+    assert same(got, want)
+
+
+@pytest.mark.parametrize("n", LENGTHS + LONG)
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax(op: str, dtype: torch.dtype, n: int) -> None:
+    x = random(n, 2, n, dtype=dtype, special=True)
+    x[0] = random(n + 1, n, dtype=dtype)
+    schedules = [RowSchedule(walk="leaves"), RowSchedule(walk="stream", num_warps=8)]
+    if n <= 1024:
+        schedules = [RowSchedule(rows=2, num_warps=1), RowSchedule(rows=4)]
+    for out in {dtype, torch.float32}:
+        want = contract(op, dtype, out).evaluate(x, out_dtype=out)
+        for schedule in schedules:
+            got = softmax.softmax(x.to(DEVICE), out, schedule, log=op == "log_softmax")
+            assert same(got, want)
+
+
+@pytest.mark.parametrize("n", LENGTHS + LONG)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_of_rows(dtype: torch.dtype, n: int) -> None:
+    x = random(n, 4, n, dtype=dtype, special=True)
+    x[0] = random(n + 1, n, dtype=dtype)
+    x[1] = -torch.inf
+    x[2, n // 2] = torch.inf
+    ids = torch.tensor([n - 1, 0, n // 2, n // 3])
+    logs = contract("log_softmax", dtype, torch.float32).evaluate(x)
+    for warps in (8,) if INTERPRETED else (4, 8, 16):
+        schedule = RowSchedule(walk="leaves", num_warps=warps)
+        got = softmax.row_numbers(x.to(DEVICE), None, torch.float32, schedule)
+        assert same(got, contract("logsumexp", dtype, torch.float32).evaluate(x))
+        got = softmax.row_numbers(x.to(DEVICE), ids.to(DEVICE), torch.float32, schedule)
+        assert same(got, logs[torch.arange(4), ids])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("n", [*LENGTHS, *LONG, 0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums(dtype: torch.dtype, n: int) -> None:
+    x = random(n, 5, n, dtype=dtype, special=n % 2 == 1)
+    xd = x.to(DEVICE)
+    for op, kind in [("sum", "sum"), ("mean", "mean"), ("norm", "norm2")]:
+        want = contract(op, dtype, torch.float32).evaluate(x)
+        assert same(reduce.reduce_rows(kind, xd, torch.float32), want)
+        if n > 2000 and INTERPRETED:
+            continue
+        columns = xd.t().contiguous().t()
+        assert same(reduce.reduce_rows(kind, columns[None], torch.float32)[0], want)
+    mean = reduce.reduce_rows("mean", xd, torch.float32)
+    for kind in ("var", "std"):
+        got = reduce.reduce_rows(kind, xd, dtype, mean=mean, divisor=max(0, n - 1))
+        assert same(got, contract(kind, dtype).evaluate(x, correction=1, out_dtype=dtype))
+
+
+def test_a_leaf_of_minus_infinity_adds_nothing() -> None:
+    x = torch.full((1, 20000), -torch.inf)
+    x[0, 19999] = -500.0
+    got = softmax.row_numbers(x.to(DEVICE), None, torch.float32, RowSchedule(walk="leaves"))
+    assert same(got, torch.tensor([-500.0]))
+
+
+def test_numpy_agrees_that_the_tree_is_one() -> None:
+    """Lanes that hold nothing change nothing: a short row may be folded from fewer lanes."""
+    from samebits.contract import numerics as nx
+
+    x = np.random.default_rng(0).standard_normal((4, 100)).astype(np.float32)
+    wide, narrow = (nx.lanes_row(x, "sum", w, nx.fold_neighbours) for w in (1024, 128))
+    assert (wide.view(np.uint32) == narrow.view(np.uint32)).all()
