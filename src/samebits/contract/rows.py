@@ -40,14 +40,13 @@ FORMULAS: dict[str, str] = {
     "rms_norm": "(x * r) * weight, r = 1 / sqrt(Q(x) / n + eps)",
     "layer_norm": "fma((x - u) * r, weight, bias), r = 1 / sqrt(Q(x - u) / n + eps), u = S(x) / n",
 }
-#: The exponential operations on sm_90: every leaf l has its own maximum, so that it is read once,
-#: and its sum is scaled to the row's before the fold; expf is `functions.exp_flush`.
-_SHARED = "S over leaves l of (S(expf(x - [m_l])) * expf(m_l - {m})), m_l = max of l, m = max x"
-_WITH_S = f"s = {_SHARED.format(m='m')}, [m] = m or 0 if that is infinite"
+#: The exponential operations on sm_90. Every leaf has its own maximum m_l, so that it is read once,
+#: and its sum is brought to the row's maximum before the fold; [m] is m, or 0 where that is
+#: infinite; expf is `functions.exp_flush`.
 LEAF_FORMULAS: dict[str, str] = {
-    "softmax": f"expf(x - m) * (1 / s), {_WITH_S}",
-    "log_softmax": f"(x - m) - log(s), {_WITH_S}",
-    "logsumexp": f"log(s) + [m], s = {_SHARED.format(m='[m]')}, [m] = m or 0 if that is infinite",
+    "softmax": "expf(x - m) * (1 / s), s = S(S_l(expf(x - [m_l])) * expf(m_l - m)), m = max x",
+    "log_softmax": "(x - m) - log(s), s = S(S_l(expf(x - [m_l])) * expf(m_l - m)), m = max x",
+    "logsumexp": "log(s) + [m], s = S(S_l(expf(x - [m_l])) * expf(m_l - [m])), m = max x",
 }
 
 
