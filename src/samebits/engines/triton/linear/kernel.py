@@ -1,0 +1,181 @@
+"""Matrix products, one tile a program: every tree, dtype, stride, alignment and scaling.
+
+``y[r, c] = epilogue(sum_k a[r, k] * b[c, k])``. The kernel does not know which operand is the
+weight: a launcher that hands over (w, x) with the strides of y exchanged computes the transposed
+product, which puts the weight on the 64-wide side of the tensor core's instruction. Such a schedule
+has the same bits, for a product of two numbers and a sum of leaves do not know sides.
+
+Where k runs past the end of a leaf, zeros are loaded. A tensor core's block does not notice them; an
+fma chain is given -0 * +0 instead, for x + -0 is x even where x is -0.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from samebits.engines.triton.linear.tile import finish, fold_partials, largest_half, tile_of
+
+
+@triton.jit
+def gemm_kernel(
+    a, b, c, y, a_scale, b_scale, partials, arrivals,
+    rows, cols, k, leaf,
+    a_row, a_k, a_batch, b_row, b_k, b_batch, c_row, c_col, c_batch, y_row, y_col, y_batch,
+    a_scale_row, a_scale_k, b_scale_row, b_scale_k,
+    alpha, beta,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    LEAVES: tl.constexpr, PAIRWISE: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
+    WIDE: tl.constexpr, FMA: tl.constexpr,
+    SCALING: tl.constexpr, A_SCALE_BLOCK: tl.constexpr, B_SCALE_BLOCK: tl.constexpr,
+    ALPHA: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """One tile of y, or with SPLIT one leaf of one tile.
+
+    Args:
+        a, b: [batch, rows, k] and [batch, cols, k], any strides (in elements).
+        c: bias; BIAS says how it varies: "rows", "cols", "both" or "none".
+        y: [batch, rows, cols].
+        a_scale, b_scale: fp32 [rows or blocks of rows, leaves or 1].
+        partials: with SPLIT, fp32 [batch * tiles, LEAVES, BLOCK_R * BLOCK_C].
+        arrivals: with SPLIT, int32 [batch * tiles], zero before and after.
+        leaf: elements of k in a leaf; LEAVES is how many leaves k has.
+        EVEN_K: leaf and k are multiples of BLOCK_K.
+        FMA: fp32 operands multiply by IEEE fma, not on the tensor core as tf32.
+        WIDE: strides need 64-bit products inside a tile.
+    """
+    pid = tl.program_id(0)
+    part = 0
+    if SPLIT:
+        part = pid % LEAVES
+        pid = pid // LEAVES
+    slot = pid
+    tiles = tl.cdiv(rows, BLOCK_R) * tl.cdiv(cols, BLOCK_C)
+    batch = (pid // tiles).to(tl.int64)
+    tile_r, tile_c = tile_of(pid % tiles, rows, cols, BLOCK_R, BLOCK_C, GROUP)
+    in_r = tl.arange(0, BLOCK_R)
+    in_c = tl.arange(0, BLOCK_C)
+    in_k = tl.arange(0, BLOCK_K)
+    row = tile_r * BLOCK_R + in_r
+    col = tile_c * BLOCK_C + in_c
+    row_ok = row < rows
+    col_ok = col < cols
+    if WIDE:
+        in_r = in_r.to(tl.int64)
+        in_c = in_c.to(tl.int64)
+        in_k = in_k.to(tl.int64)
+    a += batch * a_batch + (tile_r * BLOCK_R).to(tl.int64) * a_row
+    b += batch * b_batch + (tile_c * BLOCK_C).to(tl.int64) * b_row
+    a_tile = in_r[:, None] * a_row + in_k[None, :] * a_k
+    b_tile = in_k[:, None] * b_k + in_c[None, :] * b_row
+
+    if SPLIT:
+        total = chain(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, part * leaf, min(part * leaf + leaf, k),
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+        )  # fmt: skip
+        # A leaf of its own for every CTA. The last one to arrive folds them all, in order.
+        area: tl.constexpr = BLOCK_R * BLOCK_C
+        spot = in_r[:, None] * BLOCK_C + in_c[None, :]
+        shelf = partials + (slot.to(tl.int64) * LEAVES) * area
+        tl.store(shelf + part * area + spot, total)
+        tl.debug_barrier()  # the stores of all threads come before the arrival
+        if tl.atomic_add(arrivals + slot, 1, sem="acq_rel") != LEAVES - 1:
+            return
+        tl.store(arrivals + slot, 0)
+        total = fold_partials(shelf + spot, area, 0, LEAVES, PAIRWISE)
+    elif SCALING == "block":
+        total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+        a_scale += (tile_r * BLOCK_R).to(tl.int64) // A_SCALE_BLOCK * a_scale_row
+        b_scale += (tile_c * BLOCK_C).to(tl.int64) // B_SCALE_BLOCK * b_scale_row
+        for i in range(LEAVES):
+            part_sum = chain(
+                a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
+                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            )  # fmt: skip
+            scale_r = tl.load(
+                a_scale + in_r // A_SCALE_BLOCK * a_scale_row + i * a_scale_k, row_ok, 0.0
+            )
+            scale_c = tl.load(
+                b_scale + in_c // B_SCALE_BLOCK * b_scale_row + i * b_scale_k, col_ok, 0.0
+            )
+            total = tl.fma(part_sum, scale_r[:, None] * scale_c[None, :], total)
+    elif LEAVES == 1:
+        total = chain(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, 0, k,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+        )  # fmt: skip
+    elif PAIRWISE:
+        total = balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, 0, LEAVES,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+        )  # fmt: skip
+    else:
+        total = tl.full((BLOCK_R, BLOCK_C), -0.0, tl.float32)  # -0 + p is p, also for p = -0
+        for i in range(LEAVES):
+            total += chain(
+                a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
+                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            )  # fmt: skip
+
+    if SCALING == "row":
+        scale_r = tl.load(a_scale + row.to(tl.int64) * a_scale_row, row_ok, 0.0)
+        scale_c = tl.load(b_scale + col.to(tl.int64) * b_scale_row, col_ok, 0.0)
+        total *= scale_r[:, None] * scale_c[None, :]
+    c += batch * c_batch + (tile_r * BLOCK_R).to(tl.int64) * c_row
+    c += (tile_c * BLOCK_C).to(tl.int64) * c_col
+    total = finish(
+        total, c, in_r, in_c, row_ok, col_ok, c_row, c_col, alpha, beta, ALPHA, BIAS, BETA, RELU
+    )
+    y += batch * y_batch + (tile_r * BLOCK_R).to(tl.int64) * y_row
+    y += (tile_c * BLOCK_C).to(tl.int64) * y_col
+    y_tile = in_r[:, None] * y_row + in_c[None, :] * y_col
+    tl.store(y + y_tile, total.to(y.dtype.element_ty), row_ok[:, None] & col_ok[None, :])
+
+
+@triton.jit
+def chain(
+    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, start, stop,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    FMA: tl.constexpr,
+):  # fmt: skip
+    """The chain over k in [start, stop), ascending from +0: fp32 [BLOCK_R, BLOCK_C]."""
+    acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    in_k = tl.arange(0, BLOCK_K)
+    nothing: tl.constexpr = -0.0 if FMA else 0.0
+    for at in range(start, stop, BLOCK_K):
+        row_mask = row_ok[:, None]
+        col_mask = col_ok[None, :]
+        if not EVEN_K:
+            row_mask = row_mask & (in_k < stop - at)[None, :]
+            col_mask = col_mask & (in_k < stop - at)[:, None]
+        a_block = tl.load(a + tl.cast(at, tl.int64) * a_k + a_tile, row_mask, nothing)
+        b_block = tl.load(b + tl.cast(at, tl.int64) * b_k + b_tile, col_mask, 0.0)
+        acc = tl.dot(a_block, b_block, acc, input_precision="ieee" if FMA else "tf32")
+    return acc
+
+
+@triton.jit
+def balanced(
+    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
+    FIRST: tl.constexpr, LEAVES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    FMA: tl.constexpr,
+):  # fmt: skip
+    """Leaves FIRST, ..., FIRST + LEAVES - 1 folded pairwise, as `contract.tree.fold` does."""
+    if LEAVES == 1:
+        total = chain(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, FIRST * leaf,
+            min(FIRST * leaf + leaf, k), BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+        )  # fmt: skip
+    else:
+        half: tl.constexpr = largest_half(LEAVES)
+        left = balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST, half,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+        )  # fmt: skip
+        total = left + balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST + half, LEAVES - half,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+        )  # fmt: skip
+    return total

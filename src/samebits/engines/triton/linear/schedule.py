@@ -1,0 +1,155 @@
+"""Schedules of matrix products as data, and an analytical default for shapes nobody has timed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from samebits.contract import CUDA_FMA, LinearContract
+from samebits.contract.arithmetic import FORMATS
+from samebits.engines.schedule import BUCKETS, Schedule
+
+#: Leaves of a pairwise fold: every one is a loop of its own in the kernel.
+LONGEST_PAIRWISE = 16
+#: Leaves that may have a CTA each: the fold loads them all at once.
+LONGEST_SPLIT = 16
+#: Bytes of shared memory that blocks in flight may take on sm_90 (of 227 KiB).
+SHARED = 216 << 10
+#: Streaming multiprocessors of an H100 or H200.
+PROCESSORS = 132
+
+
+class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
+    """How a product [M, K] x [N, K] is cut into work for the chip.
+
+    Attributes:
+        block_m, block_n, block_k: the tile. Powers of two from 16 on.
+        warps, stages: warps of a program, and blocks of k in flight.
+        swap: the transposed product, weights on the 64-wide side of the instruction.
+        split: every leaf of the tree has a CTA of its own, and the last one to arrive folds.
+        persistent: one CTA a processor walks over tiles, blocks arrive by TMA.
+        group: tiles along the first axis that run side by side, for the L2 cache.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int = 4
+    stages: int = 4
+    swap: bool = False
+    split: bool = False
+    persistent: bool = False
+    group: int = 8
+
+    @property
+    def plain(self) -> GemmSchedule:
+        """The nearest schedule that takes any strides."""
+        return replace(self, block_m=128, block_n=128, persistent=False)
+
+
+@lru_cache(maxsize=4096)
+def fitting(
+    schedule: GemmSchedule, contract: LinearContract, leaf: int, leaves: int
+) -> GemmSchedule:
+    """`schedule`, or the nearest one that can compute `contract` with leaves of that length.
+
+    On sm_90 fp8 has the contract's bits from `wgmma` alone: 64 rows and 4 warps at least. An fma
+    chain is unrolled along a block of k, so that block is short.
+    """
+    s = schedule
+    size = FORMATS[contract.input].bits // 8
+    block_k = s.block_k
+    while leaves > 1 and block_k > 32 and leaf % block_k:
+        block_k //= 2
+    if contract.arithmetic == CUDA_FMA:
+        area = 128 * 64 if s.warps >= 8 else 64 * 64
+        block_m, block_n = min(s.block_m, 64), s.block_n
+        s = replace(
+            s, block_m=block_m, block_n=min(block_n, area // block_m, 128), persistent=False,
+            stages=min(s.stages, 3),
+        )  # fmt: skip
+        block_k = min(block_k, 32)
+    elif size == 1:
+        wide = {"block_n": max(s.block_n, 64)} if s.swap else {"block_m": max(s.block_m, 64)}
+        s = replace(s, warps=max(s.warps, 4), **wide)
+    if contract.scaling != "none":
+        s = replace(s, persistent=False)
+    split = s.split and 1 < leaves <= LONGEST_SPLIT and contract.scaling != "block"
+    stages = s.stages
+    while stages > 1 and stages * (s.block_m + s.block_n) * block_k * size > SHARED:
+        stages -= 1
+    if leaves > 1 and leaf % block_k:
+        s = replace(s, persistent=False)
+    return replace(s, block_k=block_k, stages=stages, split=split)
+
+
+class Key(Protocol):
+    """What a schedule may depend on (`samebits.plan.keys.ScheduleKey`)."""
+
+    dtype: str
+    tree: str
+    n: int | None
+    k: int | None
+
+
+def default(key: Key, bucket: int) -> GemmSchedule:
+    """A decent schedule for a bucket of rows: a pure function of the weight's shape and dtype.
+
+    Few rows: the time is that of reading the weight, so its tiles are small and there are many of
+    them, each with 128 KiB in flight. Many rows: the largest tiles that still fill the chip.
+
+    Args:
+        key: see `Key`.
+        bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
+    """
+    m = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
+    n, k = key.n or 1, key.k or 1
+    size = FORMATS[key.dtype].bits // 8
+    if key.dtype == "fp32":
+        return _fma(m, n)
+    split = key.tree.startswith(("split", "balanced"))
+    if m <= 16:
+        block_k = 256 // (size // 2 or 1)
+        return GemmSchedule(
+            block_m=16, block_n=64, block_k=_block_k(block_k, k), stages=4, swap=True, split=split
+        )
+    if m <= 64:
+        block_m = 32 if m <= 32 else 64
+        return GemmSchedule(
+            block_m=block_m, block_n=64, block_k=_block_k(128, k), stages=5 if block_m == 32 else 4,
+            swap=True, split=split,
+        )  # fmt: skip
+    waves = [
+        ((64, 64), 4, 128, 4), ((64, 128), 4, 64, 5), ((128, 128), 8, 64, 5),
+    ]  # fmt: skip
+    big = (-(-m // 128)) * (-(-n // 256))
+    if big >= PROCESSORS * 3 // 4 and not split:
+        return GemmSchedule(
+            block_m=128, block_n=256, block_k=64, warps=8, stages=3, persistent=True
+        )
+    for (block_m, block_n), warps, block_k, stages in reversed(waves):
+        tiles = -(-m // block_m) * -(-n // block_n)
+        if tiles >= PROCESSORS * 3 // 4:
+            break
+    crowded = tiles >= PROCESSORS // 2
+    return GemmSchedule(
+        block_m=block_m, block_n=block_n, block_k=_block_k(block_k, k), warps=warps, stages=stages,
+        swap=(block_m, block_n) == (64, 64), split=split and not crowded,
+    )  # fmt: skip
+
+
+def _block_k(wanted: int, k: int) -> int:
+    """At most `wanted`, and not much longer than k itself."""
+    while wanted > 32 and wanted // 2 >= k:
+        wanted //= 2
+    return wanted
+
+
+def _fma(m: int, n: int) -> GemmSchedule:
+    """fp32 on the CUDA cores: tiles of 64 x 64 where they fill the chip, else smaller ones."""
+    block_m = 16 if m <= 16 else 32 if m <= 32 else 64
+    tiles = -(-m // block_m) * -(-n // 64)
+    block_n = 64 if tiles >= PROCESSORS else 32
+    return GemmSchedule(block_m=block_m, block_n=block_n, block_k=32, stages=3)

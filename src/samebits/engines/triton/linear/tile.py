@@ -1,0 +1,79 @@
+"""What the kernels of matrix products share: tile order, the fold of partials, the epilogue."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def largest_half(leaves):
+    """The largest power of two below `leaves`: where a pairwise fold cuts (`contract.tree.fold`)."""
+    return 1 << (leaves - 1).bit_length() - 1
+
+
+@triton.jit
+def tile_of(
+    index, rows, cols,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The (row, column) of the index-th tile: groups of GROUP rows of tiles, so that the operands
+    of the tiles that run at a time fit into the L2 cache."""
+    high = tl.cdiv(rows, BLOCK_R)
+    wide = tl.cdiv(cols, BLOCK_C)
+    first = index // (GROUP * wide) * GROUP
+    height = min(high - first, GROUP)
+    inside = index % (GROUP * wide)
+    return first + inside % height, inside // height
+
+
+@triton.jit
+def fold_partials(
+    p, area: tl.constexpr, FIRST: tl.constexpr, LEAVES: tl.constexpr, PAIRWISE: tl.constexpr
+):
+    """LEAVES partials from the FIRST on, `area` elements apart, folded ascending or pairwise.
+
+    They were written by other SMs: the loads go past this one's L1 cache.
+    """
+    if LEAVES == 1:
+        total = tl.load(p + FIRST * area, cache_modifier=".cg")
+    elif PAIRWISE:
+        half: tl.constexpr = largest_half(LEAVES)
+        left = fold_partials(p, area, FIRST, half, PAIRWISE)
+        total = left + fold_partials(p, area, FIRST + half, LEAVES - half, PAIRWISE)
+    else:
+        total = tl.load(p + FIRST * area, cache_modifier=".cg")
+        for i in tl.static_range(1, LEAVES):
+            total += tl.load(p + (FIRST + i) * area, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def finish(
+    total, c, in_r, in_c, row_ok, col_ok, c_row, c_col, alpha, beta,
+    ALPHA: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The epilogue of a `LinearContract` before its last rounding, every step rounded once.
+
+    Args:
+        total: fp32 [R, C].
+        c: bias at the tile's first element, with strides c_row and c_col.
+        in_r, in_c: places inside the tile, and whether they hold results.
+        ALPHA, BETA: whether the factors differ from one; one multiplies nothing.
+    """
+    if ALPHA:
+        total = total * alpha
+    if BIAS != "none":
+        if BIAS == "rows":
+            bias = tl.load(c + in_r * c_row, row_ok, 0.0).to(tl.float32)[:, None]
+        elif BIAS == "cols":
+            bias = tl.load(c + in_c * c_col, col_ok, 0.0).to(tl.float32)[None, :]
+        else:
+            place = in_r[:, None] * c_row + in_c[None, :] * c_col
+            bias = tl.load(c + place, row_ok[:, None] & col_ok[None, :], 0.0).to(tl.float32)
+        if BETA:
+            bias = bias * beta
+        total = total + bias
+    if RELU:
+        total = tl.where(total > 0, total, tl.where(total != total, total, 0.0))
+    return total
