@@ -153,3 +153,68 @@ def _fma(m: int, n: int) -> GemmSchedule:
     tiles = -(-m // block_m) * -(-n // 64)
     block_n = 64 if tiles >= PROCESSORS else 32
     return GemmSchedule(block_m=block_m, block_n=block_n, block_k=32, stages=3)
+
+
+def candidates(key: Key, bucket: int) -> tuple[GemmSchedule, ...]:
+    """Schedules that a tuner should time for a bucket of rows: all have the same bits.
+
+    Args:
+        key, bucket: as for `default`.
+    """
+    m = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
+    if key.dtype == "fp32":
+        tiles = ((16, 32, 4), (16, 64, 4), (32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 64, 4),
+                 (64, 128, 8))  # fmt: skip
+        found = [
+            GemmSchedule(block_m=bm, block_n=bn, block_k=bk, warps=warps, stages=3)
+            for bm, bn, warps in tiles
+            for bk in (16, 32)
+            if bm <= max(16, 2 * m)
+        ]
+        return tuple(found)
+    size = FORMATS[key.dtype].bits // 8
+    folds = (False, True) if key.tree.startswith(("split", "balanced")) else (False,)
+    return tuple(
+        GemmSchedule(
+            block_m=bm, block_n=bn, block_k=bk * 2 // size, warps=warps, stages=stages, swap=swap,
+            persistent=persistent, split=split,
+        )
+        for low, high, bm, bn, bk, warps, stages, swap, persistent in _TILES
+        for split in folds
+        if low <= m <= high and not (split and persistent) and (size == 2 or swap or bm >= 64)
+    )  # fmt: skip
+
+
+#: (from m, up to m, block_m, block_n, block_k in 16-bit elements, warps, stages, swap, persistent)
+_TILES: tuple[tuple[int, int, int, int, int, int, int, bool, bool], ...] = (
+    (1, 16, 16, 64, 256, 4, 4, True, False),
+    (1, 16, 16, 64, 256, 4, 5, True, False),
+    (1, 16, 16, 64, 128, 4, 6, True, False),
+    (1, 16, 16, 64, 64, 4, 8, True, False),
+    (1, 16, 16, 128, 128, 4, 5, True, False),
+    (1, 16, 16, 32, 256, 4, 6, False, False),
+    (1, 16, 16, 32, 128, 4, 8, False, False),
+    (1, 16, 16, 64, 128, 4, 5, False, False),
+    (9, 32, 32, 64, 256, 4, 3, True, False),
+    (9, 32, 32, 64, 128, 4, 5, True, False),
+    (9, 32, 32, 64, 64, 4, 8, True, False),
+    (9, 32, 32, 128, 128, 4, 4, True, False),
+    (33, 512, 64, 64, 128, 4, 4, True, False),
+    (33, 512, 64, 64, 128, 4, 3, True, False),
+    (33, 512, 64, 64, 64, 4, 7, True, False),
+    (33, 512, 64, 128, 64, 4, 5, True, False),
+    (33, 512, 64, 128, 128, 4, 3, True, False),
+    (33, 1024, 64, 128, 64, 4, 5, False, False),
+    (33, 1024, 64, 256, 64, 8, 4, False, False),
+    (65, 2048, 128, 64, 64, 4, 5, False, False),
+    (65, 2048, 128, 64, 64, 4, 5, True, False),
+    (65, 1 << 20, 128, 128, 64, 8, 5, False, False),
+    (65, 1 << 20, 128, 128, 64, 8, 4, False, False),
+    (65, 1 << 20, 128, 128, 64, 4, 4, False, False),
+    (65, 1 << 20, 128, 128, 64, 8, 5, False, True),
+    (65, 1 << 20, 64, 256, 64, 4, 4, False, True),
+    (129, 1 << 20, 128, 256, 64, 8, 3, False, True),
+    (129, 1 << 20, 128, 256, 64, 8, 4, False, True),
+    (129, 1 << 20, 256, 128, 64, 8, 4, False, True),
+    (257, 1 << 20, 128, 256, 64, 8, 3, False, False),
+)
