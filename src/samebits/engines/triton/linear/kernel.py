@@ -14,7 +14,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.linear.tile import finish, fold_partials, largest_half, tile_of
+from samebits.engines.triton.linear.tile import (
+    finish,
+    fold_partials,
+    largest_half,
+    negative_zeros,
+    tile_of,
+)
 
 
 @triton.jit
@@ -111,7 +117,7 @@ def gemm_kernel(
             BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
         )  # fmt: skip
     else:
-        total = tl.full((BLOCK_R, BLOCK_C), -0.0, tl.float32)  # -0 + p is p, also for p = -0
+        total = negative_zeros(BLOCK_R, BLOCK_C)
         for i in range(LEAVES):
             total += chain(
                 a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
@@ -142,7 +148,9 @@ def chain(
     """The chain over k in [start, stop), ascending from +0: fp32 [BLOCK_R, BLOCK_C]."""
     acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     in_k = tl.arange(0, BLOCK_K)
-    nothing: tl.constexpr = -0.0 if FMA else 0.0
+    nothing = tl.zeros((1, 1), a.dtype.element_ty)
+    if FMA:
+        nothing = negative_zeros(1, 1)
     for at in range(start, stop, BLOCK_K):
         row_mask = row_ok[:, None]
         col_mask = col_ok[None, :]

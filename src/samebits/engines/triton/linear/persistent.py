@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.linear.tile import finish, tile_of
+from samebits.engines.triton.linear.tile import finish, negative_zeros, tile_of
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def persistent_kernel(
                 a, b, row, col, 0, k, BLOCK_R, BLOCK_C, BLOCK_K, A_TURNED, B_TURNED, FMA
             )
         else:
-            total = tl.full((BLOCK_R, BLOCK_C), -0.0, tl.float32)
+            total = negative_zeros(BLOCK_R, BLOCK_C)
             for i in range(LEAVES):
                 total += chain_tma(
                     a, b, row, col, i * leaf, min(i * leaf + leaf, k),

@@ -13,6 +13,15 @@ def largest_half(leaves):
 
 
 @triton.jit
+def negative_zeros(R: tl.constexpr, C: tl.constexpr):
+    """fp32 [R, C] of -0, the neutral element of addition: -0 + p is p, also for p = -0.
+
+    Triton's constants forget the sign of a zero.
+    """
+    return tl.zeros((R, C), tl.float32) * -1.0
+
+
+@triton.jit
 def tile_of(
     index, rows, cols,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, GROUP: tl.constexpr,
