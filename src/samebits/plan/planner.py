@@ -8,6 +8,7 @@ and a bucket. Nothing here looks at timing, environment or history.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -117,6 +118,12 @@ def loaded() -> dict[str, Plan]:
     return dict(_loaded)
 
 
+#: Called when another plan comes into force: whoever keeps rows lets them go.
+on_change: list[Callable[[], None]] = []
+
+
 def _forget() -> None:
     row_for.cache_clear()
     _choices.cache_clear()
+    for forget in on_change:
+        forget()

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from samebits.contract import Lanes, Tree
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
-from samebits.errors import DTypeError, ShapeError
-from samebits.ops.linear.operands import check_tensor, needs_graph, plain
+from samebits.errors import ContractError, DTypeError, ShapeError
+from samebits.ops.linear.operands import check_device, check_tensor, cuda, needs_graph, plain
 from samebits.ops.reduce import run as reduce
 
 _STRIDED = torch.strided
@@ -22,13 +23,15 @@ def linear(
     bias: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
+    tree: Tree | str | None = None,
 ) -> torch.Tensor:
-    """``x @ weight.T + bias``: fp32 accumulation in the tree lanes(16), one rounding at the end.
+    """``x @ weight.T + bias``: fp32 accumulation in the contract's tree, one rounding at the end.
 
-    Lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with
-    zeros; the lanes are folded 8-4-2-1; the bias is added in fp32. Element [m, n] depends on row m
-    of x, row n of weight and bias[n] only. K = 0 gives +0 (or the bias). NaN results are the
-    canonical NaN. Differentiable once.
+    On a CPU the tree is lanes(16): lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with
+    zeros; the lanes are folded 8-4-2-1. On a GPU it is the one that ``contract_of`` names for the
+    weight. The bias is added in fp32. Element [m, n] depends on row m of x, row n of weight and
+    bias[n] only. K = 0 gives +0 (or the bias). NaN results are the device's own NaN.
+    Differentiable once.
 
     Args:
         x: [..., K], float32, bfloat16 or float16, any strides.
@@ -36,13 +39,16 @@ def linear(
         bias: [N], dtype of x, or None.
         out_dtype: dtype of the result; ``torch.float32`` returns accumulators plus bias before the
             last rounding. Default: dtype of x.
+        tree: on a GPU, another tree than the device class's own, e.g. "balanced(8)" for a weight
+            that tensor-parallel ranks share.
 
     Returns:
         [..., N].
 
     Raises:
         ShapeError: the shapes do not fit.
-        DTypeError: mixed or other dtypes; tensors that are not dense CPU tensors.
+        DTypeError: mixed or other dtypes or devices; tensors that are not dense.
+        ContractError: no contract has this tree.
     """
     x, weight = plain(x), plain(weight)
     if bias is not None:
@@ -50,10 +56,10 @@ def linear(
     if needs_graph(x, weight, bias):
         check(x, weight, bias, out_dtype)
         result: torch.Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            x, weight, bias, out_dtype
+            x, weight, bias, out_dtype, tree
         )
         return result
-    return forward(x, weight, bias, out_dtype)
+    return forward(x, weight, bias, out_dtype, tree)
 
 
 def forward(
@@ -61,9 +67,24 @@ def forward(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    tree: Tree | str | None = None,
 ) -> torch.Tensor:
     """`linear` without autograd: what the switch calls."""
     check(x, weight, bias, out_dtype)
+    return _compute(x, weight, bias, out_dtype, tree)
+
+
+def _compute(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    tree: Tree | str | None,
+) -> torch.Tensor:
+    if x.is_cuda:
+        return cuda().linear(x, weight, bias, out_dtype, tree)
+    if tree is not None and str(tree) != str(Lanes(16)):
+        raise ContractError(f"linear: on a CPU the tree is {Lanes(16)}, not {tree}")
     return engine.linear(x, weight, bias, out_dtype)
 
 
@@ -78,8 +99,8 @@ def check(
     if (  # the usual call, in as few steps as possible
         dtype in DTYPE_CODE
         and weight.dtype is dtype
-        and x.is_cpu
-        and weight.is_cpu
+        and (x.is_cpu or x.is_cuda)
+        and x.get_device() == weight.get_device()
         and x.layout is _STRIDED
         and weight.layout is _STRIDED
         and weight.dim() == 2
@@ -90,7 +111,7 @@ def check(
             bias is None
             or (
                 bias.dtype is dtype
-                and bias.is_cpu
+                and bias.get_device() == x.get_device()
                 and bias.layout is _STRIDED
                 and bias.shape == weight.shape[:1]
             )
@@ -112,6 +133,7 @@ def check(
             raise ShapeError(
                 f"linear: bias must be [N] = [{weight.shape[0]}], not {tuple(bias.shape)}"
             )
+    check_device("linear", x, weight=weight, bias=bias)
     if out_dtype is not None and out_dtype not in (dtype, torch.float32):
         raise DTypeError(f"linear: out_dtype must be {dtype} or torch.float32, not {out_dtype}")
 
@@ -124,21 +146,23 @@ class _Linear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         out_dtype: torch.dtype | None,
+        tree: Tree | str | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        return engine.linear(x, weight, bias, out_dtype)
+        return _compute(x, weight, bias, out_dtype, tree)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
-        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         flat = grad.reshape(-1, grad.shape[-1])
-        grad_x = engine.linear(grad, weight.t(), None) if need_x else None
-        grad_weight = engine.bmm(flat.t(), x.reshape(-1, x.shape[-1])) if need_weight else None
+        bmm = cuda().bmm if x.is_cuda else engine.bmm
+        grad_x = _compute(grad, weight.t(), None, None, None) if need_x else None
+        grad_weight = bmm(flat.t(), x.reshape(-1, x.shape[-1])) if need_weight else None
         grad_bias = None
         if ctx.has_bias and need_bias:
             grad_bias = reduce("sum", flat, 0)
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+
 import torch
 from torch.autograd import forward_ad
 
@@ -9,6 +13,12 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import DTypeError
 
 _is_grad_enabled = torch.is_grad_enabled
+
+
+@lru_cache(maxsize=1)
+def cuda() -> ModuleType:
+    """The products on CUDA: imported when the first such tensor shows up."""
+    return import_module("samebits.ops.linear.cuda")
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
@@ -31,18 +41,31 @@ def needs_graph(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> boo
 
 
 def check_tensor(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raises unless `x` is a dense CPU tensor of `dtype`, and `dtype` one that the engine takes.
+    """Raises unless `x` is a dense tensor of `dtype`, and `dtype` one that the engines take.
 
     Raises:
         DTypeError: with the reason.
     """
     if x.layout is not torch.strided:
         raise DTypeError(f"{op}: {name} has layout {x.layout}; make it dense with .to_dense()")
-    if not x.is_cpu:
-        raise DTypeError(f"{op}: {name} is on {x.device}; this engine computes on the CPU only")
+    if not (x.is_cpu or x.is_cuda):
+        raise DTypeError(f"{op}: {name} is on {x.device}; engines compute on the CPU and on CUDA")
     if x.dtype not in DTYPE_CODE:
         raise DTypeError(
             f"{op}: {name} is {x.dtype}; no contract covers it: use float32, bfloat16 or float16"
         )
     if x.dtype is not dtype:
         raise DTypeError(f"{op}: operands must have one dtype, not {dtype} and {x.dtype} ({name})")
+
+
+def check_device(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Raises unless the other operands are where `x` is.
+
+    Raises:
+        DTypeError: with both devices.
+    """
+    for name, other in others.items():
+        if other is not None and other.device != x.device:
+            raise DTypeError(
+                f"{op}: operands must be on one device, not {x.device} and {other.device} ({name})"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.linear.operands import check_tensor, needs_graph, plain
+from samebits.ops.linear.operands import check_device, check_tensor, cuda, needs_graph, plain
 from samebits.ops.reduce import run as reduce
 
 _STRIDED = torch.strided
@@ -30,7 +31,7 @@ def product(
 
     Raises:
         ShapeError: the shapes do not fit.
-        DTypeError: mixed or other dtypes; tensors that are not dense CPU tensors.
+        DTypeError: mixed or other dtypes or devices; tensors that are not dense.
     """
     a, b = plain(a), plain(b)
     if c is not None:
@@ -56,7 +57,12 @@ def forward(
 ) -> torch.Tensor:
     """`product` without autograd: what the switch calls. `out` receives the result, if given."""
     check(op, a, b, c, out_dtype)
-    return engine.bmm(a, b, c, alpha, beta, out_dtype, out)
+    return _engine(a).bmm(a, b, c, alpha, beta, out_dtype, out)
+
+
+def _engine(a: torch.Tensor) -> ModuleType:
+    """Where `a` is multiplied: a module with the ``bmm`` of `samebits.engines.cpu.gemm`."""
+    return cuda() if a.is_cuda else engine
 
 
 def join_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,8 +90,8 @@ def check(
     if (  # the usual call, in as few steps as possible
         dtype in DTYPE_CODE
         and b.dtype is dtype
-        and a.is_cpu
-        and b.is_cpu
+        and (a.is_cpu or a.is_cuda)
+        and a.get_device() == b.get_device()
         and a.layout is _STRIDED
         and b.layout is _STRIDED
         and len(sa) == len(sb) == 2
@@ -104,6 +110,7 @@ def check(
         lead = len(full) - c.dim()
         if lead < 0 or any(s not in (1, t) for s, t in zip(c.shape, full[lead:], strict=True)):
             raise ShapeError(f"{op}: the addend {tuple(c.shape)} does not broadcast to {full}")
+    check_device(op, a, the_second_operand=b, the_addend=c)
     if out_dtype is not None and out_dtype not in (dtype, torch.float32):
         raise DTypeError(f"{op}: out_dtype must be {dtype} or torch.float32, not {out_dtype}")
 
@@ -123,7 +130,7 @@ class _Product(torch.autograd.Function):
         ctx.alpha, ctx.beta = alpha, beta
         ctx.c_shape = None if c is None else c.shape
         ctx.c_dtype = None if c is None else c.dtype
-        return engine.bmm(a, b, c, alpha, beta, out_dtype)
+        return forward("product", a, b, c, alpha, beta, out_dtype)
 
     @staticmethod
     @once_differentiable
@@ -131,8 +138,9 @@ class _Product(torch.autograd.Function):
         a, b = ctx.saved_tensors
         grad = grads[0].to(a.dtype)
         need_a, need_b, need_c = ctx.needs_input_grad[:3]
-        grad_a = engine.bmm(grad, b.mT, None, ctx.alpha) if need_a else None
-        grad_b = engine.bmm(a.mT, grad, None, ctx.alpha) if need_b else None
+        bmm = _engine(a).bmm
+        grad_a = bmm(grad, b.mT, None, ctx.alpha) if need_a else None
+        grad_b = bmm(a.mT, grad, None, ctx.alpha) if need_b else None
         grad_c = None
         if ctx.c_shape is not None and need_c:
             grad_c = _sum_to(grads[0], ctx.c_shape, ctx.beta).to(ctx.c_dtype)

@@ -128,8 +128,9 @@ def gemm_kernel(
         scale_r = tl.load(a_scale + row.to(tl.int64) * a_scale_row, row_ok, 0.0)
         scale_c = tl.load(b_scale + col.to(tl.int64) * b_scale_row, col_ok, 0.0)
         total *= scale_r[:, None] * scale_c[None, :]
-    c += batch * c_batch + (tile_r * BLOCK_R).to(tl.int64) * c_row
-    c += (tile_c * BLOCK_C).to(tl.int64) * c_col
+    if BIAS != "none":
+        c += batch * c_batch + (tile_r * BLOCK_R).to(tl.int64) * c_row
+        c += (tile_c * BLOCK_C).to(tl.int64) * c_col
     total = finish(
         total, c, in_r, in_c, row_ok, col_ok, c_row, c_col, alpha, beta, ALPHA, BIAS, BETA, RELU
     )

@@ -16,7 +16,7 @@ def persistent_kernel(
     a, b, y, c,
     rows, cols, k, leaf, c_row, c_col, alpha, beta,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    LEAVES: tl.constexpr, PROGRAMS: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+    LEAVES: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
     FMA: tl.constexpr,
     ALPHA: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
@@ -33,7 +33,7 @@ def persistent_kernel(
     tiles = tl.cdiv(rows, BLOCK_R) * tl.cdiv(cols, BLOCK_C)
     in_r = tl.arange(0, BLOCK_R)
     in_c = tl.arange(0, half)
-    for tile in tl.range(tl.program_id(0), tiles, PROGRAMS):
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
         tile_r, tile_c = tile_of(tile, rows, cols, BLOCK_R, BLOCK_C, GROUP)
         row = tile_r * BLOCK_R
         col = tile_c * BLOCK_C
@@ -51,7 +51,9 @@ def persistent_kernel(
         both = tl.permute(tl.reshape(total, (BLOCK_R, 2, half)), (0, 2, 1))
         left, right = tl.split(both)
         row_ok = in_r < rows - row
-        bias = c + row.to(tl.int64) * c_row + col.to(tl.int64) * c_col
+        bias = c
+        if BIAS != "none":
+            bias += row.to(tl.int64) * c_row + col.to(tl.int64) * c_col
         left = finish(
             left, bias, in_r, in_c, row_ok, in_c < cols - col,
             c_row, c_col, alpha, beta, ALPHA, BIAS, BETA, RELU,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from samebits.contract import CUDA_FMA, LinearContract
 from samebits.contract.linear import SCALE_BLOCK
-from samebits.contract.tree import Chain, Segment, cut
-from samebits.engines.triton.launch import launch
+from samebits.contract.tree import Chain, Lanes, cut
+from samebits.engines.triton.launch import descriptor, prepare
 from samebits.engines.triton.linear.kernel import gemm_kernel
 from samebits.engines.triton.linear.persistent import persistent_kernel
 from samebits.engines.triton.linear.schedule import (
@@ -24,8 +24,12 @@ from samebits.engines.triton.linear.schedule import (
     fitting,
 )
 from samebits.engines.triton.linear.workspace import arrivals
-from samebits.errors import ContractError
+from samebits.errors import ContractError, ShapeError
 
+#: Rows, columns and tiles are counted in 32 bits.
+MOST = 2**31 - 1024
+#: Plans that are kept: launches made ready for operands of given strides.
+_MOST_PLANS = 8192
 #: In elements: from this stride on, an offset inside a tile may not fit into 32 bits.
 WIDE_FROM = 1 << 23
 
@@ -49,7 +53,7 @@ def leaves_of(contract: LinearContract, k: int) -> Leaves:
     tree = contract.tree
     if isinstance(tree, Chain):
         return Leaves(1, k, False)
-    if not hasattr(tree, "fold") or not isinstance(tree.leaf, Chain):
+    if isinstance(tree, Lanes) or not isinstance(tree.leaf, Chain):
         raise ContractError(f"matrix products on a GPU have no tree {tree}: use leaves of chains")
     edges = cut(tree, 0, k)
     pairwise = tree.fold == "pairwise"
@@ -77,7 +81,7 @@ def run(
 
     Args:
         contract: its tree, arithmetic and scaling; y may hold fp32 instead of its output type.
-        schedule: how; one that the operands' strides rule out is replaced by the nearest that fits.
+        schedule: how; one that the operands rule out is replaced by the nearest that fits.
         x: [M, K] or [B, M, K].
         w: [N, K] or [B, N, K].
         y: [M, N] or [B, M, N]; no two of its elements overlap, nor with an operand.
@@ -87,18 +91,49 @@ def run(
 
     Raises:
         ContractError: a tree that the kernels do not have.
+        ShapeError: more rows or columns than a kernel counts.
     """
-    if y.numel() == 0:
-        return
-    leaves = leaves_of(contract, x.shape[-1])
-    schedule = fitting(schedule, contract, leaves.length, leaves.count)
     if beta == 0:
         c = None
-    if schedule.persistent:
-        if _launch_persistent(contract, schedule, leaves, x, w, y, c, alpha, beta):
-            return
-        schedule = fitting(schedule.plain, contract, leaves.length, leaves.count)
-    _launch_plain(contract, schedule, leaves, x, w, y, c, alpha, beta, x_scale, w_scale)
+    # A plan keeps its contract and schedule alive, so their addresses stand for them.
+    key = (
+        id(contract), id(schedule), x.stride(), w.stride(), w.shape, y.stride(), y.dtype,
+        None if c is None else c.stride(), alpha != 1, beta != 1,
+        (x.data_ptr() | w.data_ptr() | y.data_ptr()) & 15 == 0, y.get_device(),
+        None if x_scale is None else x_scale.stride(), None if w_scale is None else w_scale.stride(),
+    )  # fmt: skip
+    plan = _PLANS.get(key)
+    if plan is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        plan = _PLANS[key] = _plan(contract, schedule, x, w, y, c, alpha, beta, x_scale, w_scale)
+    plan(x, w, y, c, alpha, beta, x_scale, w_scale)
+
+
+def _plan(
+    contract: LinearContract,
+    schedule: GemmSchedule,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    x_scale: torch.Tensor | None,
+    w_scale: torch.Tensor | None,
+) -> _Plain | _Persistent:
+    leaves = leaves_of(contract, x.shape[-1])
+    shape = leaves.length, leaves.count, y.element_size()
+    fit = fitting(schedule, contract, *shape)
+    c_row, c_col, _ = _strides(c)
+    epilogue = {
+        "ALPHA": alpha != 1, "BIAS": _bias_kind(c_row, c_col, c), "BETA": beta != 1,
+        "RELU": "relu" in contract.epilogue,
+    }  # fmt: skip
+    if fit.persistent and not _fetchable(x, w, y):
+        fit = fitting(fit.plain, contract, *shape)
+    kind = _Persistent if fit.persistent else _Plain
+    return kind(contract, schedule, fit, leaves, epilogue, x, w, y, c, x_scale, w_scale)
 
 
 def _strides(x: torch.Tensor | None) -> tuple[int, int, int]:
@@ -115,24 +150,159 @@ def _bias_kind(row: int, col: int, c: torch.Tensor | None) -> str:
     return "both" if row and col else "rows" if row else "cols"
 
 
-def _by_rows(x: torch.Tensor) -> bool:
-    """Whether the copy engine can fetch blocks of the rows of a matrix."""
-    if x.dim() != 2:
-        return False
-    row, col = x.stride()
+class _Plain:
+    """`gemm_kernel` for operands of given strides; M and the batch are free."""
+
+    def __init__(
+        self,
+        contract: LinearContract,
+        wanted: GemmSchedule,
+        schedule: GemmSchedule,
+        leaves: Leaves,
+        epilogue: dict[str, Any],
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        x_scale: torch.Tensor | None,
+        w_scale: torch.Tensor | None,
+    ) -> None:
+        self.kept = contract, wanted  # see `run`
+        self.swap, self.leaves = schedule.swap, leaves.count
+        self.split = schedule.split and leaves.count > 1
+        k = x.shape[-1]
+        ab, blocks = [_strides(x), _strides(w)], (schedule.block_m, schedule.block_n)
+        scales, spans = [_strides(x_scale), _strides(w_scale)], (1, SCALE_BLOCK)
+        (c_row, c_col, c_batch), (y_row, y_col, y_batch) = _strides(c), _strides(y)
+        if self.swap:
+            ab, scales, blocks, spans = ab[::-1], scales[::-1], blocks[::-1], spans[::-1]
+            y_row, y_col, c_row, c_col = y_col, y_row, c_col, c_row
+            turned = {"rows": "cols", "cols": "rows"}
+            epilogue = {**epilogue, "BIAS": turned.get(epilogue["BIAS"], epilogue["BIAS"])}
+        self.block_r, self.block_c = blocks
+        self.numbers = (
+            k, leaves.length, *ab[0], *ab[1], c_row, c_col, c_batch, y_row, y_col, y_batch,
+            *scales[0][:2], *scales[1][:2],
+        )  # fmt: skip
+        self.launch = prepare(
+            gemm_kernel,
+            BLOCK_R=self.block_r, BLOCK_C=self.block_c, BLOCK_K=schedule.block_k,
+            GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=self.split,
+            EVEN_K=k % schedule.block_k == 0 and leaves.length % schedule.block_k == 0,
+            WIDE=max(*ab[0][:2], *ab[1][:2], c_row, c_col, y_row, y_col) >= WIDE_FROM,
+            FMA=contract.arithmetic == CUDA_FMA,
+            SCALING=contract.scaling, A_SCALE_BLOCK=spans[0], B_SCALE_BLOCK=spans[1],
+            **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        x_scale: torch.Tensor | None,
+        w_scale: torch.Tensor | None,
+    ) -> None:
+        rows, cols = x.shape[-2], w.shape[-2]
+        if self.swap:
+            x, w, rows, cols, x_scale, w_scale = w, x, cols, rows, w_scale, x_scale
+        slots = -(-rows // self.block_r) * -(-cols // self.block_c)
+        if y.dim() == 3:
+            slots *= y.shape[0]
+        if slots >= MOST or rows >= MOST or cols >= MOST:
+            raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
+        partials = counters = None
+        programs = slots
+        if self.split:
+            programs *= self.leaves
+            partials = torch.empty(
+                programs * self.block_r * self.block_c, dtype=torch.float32, device=y.device
+            )
+            counters = arrivals(y.device, slots)
+        self.launch(
+            (programs,), x, w, c, y, x_scale, w_scale, partials, counters, rows, cols,
+            *self.numbers, float(alpha), float(beta),
+        )  # fmt: skip
+
+
+class _Persistent:
+    """`persistent_kernel` for operands of given strides; M is free."""
+
+    def __init__(
+        self,
+        contract: LinearContract,
+        wanted: GemmSchedule,
+        schedule: GemmSchedule,
+        leaves: Leaves,
+        epilogue: dict[str, Any],
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        *_: Any,
+    ) -> None:
+        self.kept = contract, wanted  # see `run`
+        self.block_m, self.block_n = schedule.block_m, schedule.block_n
+        self.block_k = schedule.block_k
+        self.x_turned, self.w_turned = not _by_rows(x), not _by_rows(w)
+        self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
+        self.processors = processors(y.device)
+        self.launch = prepare(
+            persistent_kernel,
+            BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=self.block_k, GROUP=schedule.group,
+            LEAVES=leaves.count, A_TURNED=self.x_turned, B_TURNED=self.w_turned,
+            FMA=contract.arithmetic == CUDA_FMA,
+            **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        *_: Any,
+    ) -> None:
+        rows, cols = x.shape[0], w.shape[0]
+        tiles = -(-rows // self.block_m) * -(-cols // self.block_n)
+        if tiles >= MOST or rows >= MOST:
+            raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
+        self.launch(
+            (min(self.processors, tiles),),
+            _blocks(x, self.block_m, self.block_k, self.x_turned),
+            _blocks(w, self.block_n, self.block_k, self.w_turned),
+            descriptor(y, [self.block_m, self.block_n // 2]),
+            c, rows, cols, *self.numbers, float(alpha), float(beta),
+        )  # fmt: skip
+
+
+_PLANS: dict[tuple[Any, ...], _Plain | _Persistent] = {}
+
+
+def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether the copy engine can move blocks of all operands."""
     return (
-        col == 1
-        and 0 < row * x.element_size() < 1 << 40
-        and row * x.element_size() % 16 == 0
-        and x.data_ptr() % 16 == 0
-        and max(x.shape) < 1 << 31
+        _by_rows(y) and (_by_rows(x) or _by_rows(x.mT)) and (_by_rows(w) or _by_rows(w.mT))
     )
 
 
-def _descriptor(x: torch.Tensor, rows: int, cols: int, turned: bool) -> TensorDescriptor:
-    """Blocks [rows, cols] of x, or, turned, blocks [cols, rows] of its transpose."""
-    view, block = (x.mT, [cols, rows]) if turned else (x, [rows, cols])
-    return TensorDescriptor(view, list(view.shape), list(view.stride()), block)
+def _by_rows(x: torch.Tensor) -> bool:
+    """Whether the copy engine can move blocks of the rows of a matrix."""
+    if x.dim() != 2 or x.data_ptr() % 16:
+        return False
+    row, col = x.stride()
+    pitch = row * x.element_size()
+    return col == 1 and 0 < pitch < 1 << 40 and pitch % 16 == 0
+
+
+def _blocks(x: torch.Tensor, rows: int, cols: int, turned: bool) -> Any:
+    """A descriptor of blocks [rows, cols] of x, or, turned, [cols, rows] of its transpose."""
+    return descriptor(x.mT, [cols, rows]) if turned else descriptor(x, [rows, cols])
 
 
 @lru_cache(maxsize=64)
@@ -142,92 +312,3 @@ def processors(device: torch.device) -> int:
         return 3
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
-
-
-def _launch_plain(
-    contract: LinearContract,
-    schedule: GemmSchedule,
-    leaves: Leaves,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    x_scale: torch.Tensor | None,
-    w_scale: torch.Tensor | None,
-) -> None:
-    k = x.shape[-1]
-    (x_row, x_k, x_batch), (w_row, w_k, w_batch) = _strides(x), _strides(w)
-    (c_row, c_col, c_batch), (y_row, y_col, y_batch) = _strides(c), _strides(y)
-    (xs_row, xs_k, _), (ws_row, ws_k, _) = _strides(x_scale), _strides(w_scale)
-    side_x = (x, x_row, x_k, x_batch), (x_scale, xs_row, xs_k), x.shape[-2], schedule.block_m
-    side_w = (w, w_row, w_k, w_batch), (w_scale, ws_row, ws_k), w.shape[-2], schedule.block_n
-    blocks = (1, SCALE_BLOCK)
-    if schedule.swap:
-        side_x, side_w, blocks = side_w, side_x, (SCALE_BLOCK, 1)
-        y_row, y_col, c_row, c_col = y_col, y_row, c_col, c_row
-    (a, a_row, a_k, a_batch), (a_scale, as_row, as_k), rows, block_r = side_x
-    (b, b_row, b_k, b_batch), (b_scale, bs_row, bs_k), cols, block_c = side_w
-    batch = y.shape[0] if y.dim() == 3 else 1
-    slots = batch * -(-rows // block_r) * -(-cols // block_c)
-    split = schedule.split and leaves.count > 1
-    partials = counters = y
-    if split:
-        partials = torch.empty(
-            slots * leaves.count * block_r * block_c, dtype=torch.float32, device=y.device
-        )
-        counters = arrivals(y.device, slots)
-    widest = max(a_row, a_k, b_row, b_k, c_row, c_col, y_row, y_col)
-    launch(
-        gemm_kernel, (slots * leaves.count if split else slots,),
-        a, b, y if c is None else c, y, y if a_scale is None else a_scale,
-        y if b_scale is None else b_scale, partials, counters,
-        rows, cols, k, leaves.length,
-        a_row, a_k, a_batch, b_row, b_k, b_batch, c_row, c_col, c_batch, y_row, y_col, y_batch,
-        as_row, as_k, bs_row, bs_k, alpha, beta,
-        BLOCK_R=block_r, BLOCK_C=block_c, BLOCK_K=schedule.block_k, GROUP=schedule.group,
-        LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=split,
-        EVEN_K=k % schedule.block_k == 0 and leaves.length % schedule.block_k == 0,
-        WIDE=widest >= WIDE_FROM, FMA=contract.arithmetic == CUDA_FMA,
-        SCALING=contract.scaling, A_SCALE_BLOCK=blocks[0], B_SCALE_BLOCK=blocks[1],
-        ALPHA=alpha != 1, BIAS=_bias_kind(c_row, c_col, c), BETA=beta != 1,
-        RELU="relu" in contract.epilogue,
-        num_warps=schedule.warps, num_stages=schedule.stages,
-    )  # fmt: skip
-
-
-def _launch_persistent(
-    contract: LinearContract,
-    schedule: GemmSchedule,
-    leaves: Leaves,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-) -> bool:
-    """False if the copy engine cannot take the operands."""
-    tile = schedule.block_m, schedule.block_n, schedule.block_k
-    if not (_by_rows(y) and (_by_rows(x) or _by_rows(x.mT)) and (_by_rows(w) or _by_rows(w.mT))):
-        return False
-    a_turned, b_turned = not _by_rows(x), not _by_rows(w)
-    a = _descriptor(x, tile[0], tile[2], a_turned)
-    b = _descriptor(w, tile[1], tile[2], b_turned)
-    out = _descriptor(y, tile[0], tile[1] // 2, False)
-    rows, cols, k = x.shape[0], w.shape[0], x.shape[1]
-    c_row, c_col, _ = _strides(c)
-    tiles = -(-rows // tile[0]) * -(-cols // tile[1])
-    programs = min(processors(y.device), tiles)
-    launch(
-        persistent_kernel, (programs,),
-        a, b, out, y if c is None else c, rows, cols, k, leaves.length, c_row, c_col, alpha, beta,
-        BLOCK_R=tile[0], BLOCK_C=tile[1], BLOCK_K=tile[2], GROUP=schedule.group,
-        LEAVES=leaves.count, PROGRAMS=programs, A_TURNED=a_turned, B_TURNED=b_turned,
-        FMA=contract.arithmetic == CUDA_FMA,
-        ALPHA=alpha != 1, BIAS=_bias_kind(c_row, c_col, c), BETA=beta != 1,
-        RELU="relu" in contract.epilogue,
-        num_warps=schedule.warps, num_stages=schedule.stages,
-    )  # fmt: skip
-    return True

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from samebits.contract import CUDA_FMA, LinearContract
 from samebits.contract.arithmetic import FORMATS
-from samebits.engines.schedule import BUCKETS, Schedule
+from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
 #: Leaves of a pairwise fold: every one is a loop of its own in the kernel.
 LONGEST_PAIRWISE = 16
 #: Leaves that may have a CTA each: the fold loads them all at once.
 LONGEST_SPLIT = 16
 #: Bytes of shared memory that blocks in flight may take on sm_90 (of 227 KiB).
-SHARED = 216 << 10
+SHARED = 226 << 10
 #: Streaming multiprocessors of an H100 or H200.
 PROCESSORS = 132
 
@@ -51,9 +50,11 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def fitting(
-    schedule: GemmSchedule, contract: LinearContract, leaf: int, leaves: int
+    schedule: GemmSchedule, contract: LinearContract, leaf: int, leaves: int, out_size: int
 ) -> GemmSchedule:
     """`schedule`, or the nearest one that can compute `contract` with leaves of that length.
+
+    Results take `out_size` bytes each.
 
     On sm_90 fp8 has the contract's bits from `wgmma` alone: 64 rows and 4 warps at least. An fma
     chain is unrolled along a block of k, so that block is short.
@@ -78,30 +79,22 @@ def fitting(
         s = replace(s, persistent=False)
     split = s.split and 1 < leaves <= LONGEST_SPLIT and contract.scaling != "block"
     stages = s.stages
-    while stages > 1 and stages * (s.block_m + s.block_n) * block_k * size > SHARED:
+    room = SHARED - (s.block_m * s.block_n // 2 * out_size if s.persistent else 0)
+    while stages > 1 and stages * (s.block_m + s.block_n) * block_k * size > room:
         stages -= 1
     if leaves > 1 and leaf % block_k:
         s = replace(s, persistent=False)
     return replace(s, block_k=block_k, stages=stages, split=split)
 
 
-class Key(Protocol):
-    """What a schedule may depend on (`samebits.plan.keys.ScheduleKey`)."""
-
-    dtype: str
-    tree: str
-    n: int | None
-    k: int | None
-
-
-def default(key: Key, bucket: int) -> GemmSchedule:
+def default(key: ScheduleKey, bucket: int) -> GemmSchedule:
     """A decent schedule for a bucket of rows: a pure function of the weight's shape and dtype.
 
     Few rows: the time is that of reading the weight, so its tiles are small and there are many of
     them, each with 128 KiB in flight. Many rows: the largest tiles that still fill the chip.
 
     Args:
-        key: see `Key`.
+        key: the key of the weight.
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
     m = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
@@ -155,7 +148,7 @@ def _fma(m: int, n: int) -> GemmSchedule:
     return GemmSchedule(block_m=block_m, block_n=block_n, block_k=32, stages=3)
 
 
-def candidates(key: Key, bucket: int) -> tuple[GemmSchedule, ...]:
+def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
     """Schedules that a tuner should time for a bucket of rows: all have the same bits.
 
     Args:

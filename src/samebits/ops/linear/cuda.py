@@ -1,0 +1,155 @@
+"""Matrix products on CUDA: from shapes and dtypes to a contract, from the rows to a schedule.
+
+Operands are checked by the callers. What depends on the weight alone is looked up once; a call
+costs a few microseconds of host time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samebits.contract import ContractKey, LinearContract, Tree
+from samebits.contract.operands import dtype_name
+from samebits.engines import vendor
+from samebits.engines.triton import device_class
+from samebits.engines.triton.linear.run import run
+from samebits.engines.triton.linear.schedule import GemmSchedule
+from samebits.plan import planner
+from samebits.plan.contracts import contract_for
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """What is known of a product before its rows: everything that decides bits, and more."""
+
+    contract: LinearContract
+    row: planner.Row
+
+
+_KNOWN: dict[tuple[Any, ...], _Product] = {}
+_MOST_KNOWN = 8192
+planner.on_change.append(_KNOWN.clear)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+    tree: Tree | str | None = None,
+) -> torch.Tensor:
+    """``x @ weight.T + bias``: x [..., K], weight [N, K], bias [N] or None, all of one dtype.
+
+    See `samebits.ops.linear`.
+    """
+    n, k = weight.shape
+    dtype = x.dtype if out_dtype is None else out_dtype
+    known = _known("linear", x, n, k, dtype, tree)
+    if x.dim() == 2:
+        y = x.new_empty((x.shape[0], n), dtype=dtype)
+        _run(known, x, weight, y, None if bias is None else bias.expand(y.shape))
+        return y
+    shape = x.shape[:-1]
+    y = x.new_empty((math.prod(shape), n), dtype=dtype)
+    rows = x.reshape(len(y), k)
+    _run(known, rows, weight, y, None if bias is None else bias.expand(y.shape))
+    return y.view(*shape, n)
+
+
+def bmm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``alpha * a @ b + beta * c``: a [B, M, K], b [B, K, N]; or a [M, K], b [K, N].
+
+    As `samebits.engines.cpu.gemm.bmm`: c broadcasts to the result, `out` has any strides.
+    """
+    k, n = b.shape[-2:]
+    if out is None:
+        out = a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+    known = _known("mm" if a.dim() == 2 else "bmm", a, n, k, out.dtype, None)
+    c = None if c is None or beta == 0 else c.expand(out.shape)
+    _run(known, a, b.mT, out, c, alpha, beta)
+    return out
+
+
+def scaled(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    scaling: str,
+    tree: Tree | str | None = None,
+) -> torch.Tensor:
+    """fp8 products with scales: x [M, K], weight [N, K], see `LinearContract.evaluate`."""
+    n, k = weight.shape
+    known = _known("linear", x, n, k, out_dtype, tree, scaling)
+    y = torch.empty((x.shape[0], n), dtype=out_dtype, device=x.device)
+    c = None if bias is None else bias.expand(y.shape)
+    schedule = known.row.own_at(y.shape[0])
+    assert isinstance(schedule, GemmSchedule)
+    run(known.contract, schedule, x, weight, y, c, 1.0, 1.0, x_scale, w_scale)
+    return y
+
+
+def _run(
+    known: _Product,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    c: torch.Tensor | None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> None:
+    if y.numel() == 0:
+        return
+    m = y.shape[-2]
+    schedule = known.row.at(m)
+    if schedule.library:
+        if vendor.run(known.contract, schedule, x, w, y, c, alpha, beta):
+            return
+        schedule = known.row.own_at(m)
+    run(known.contract, schedule, x, w, y, c, alpha, beta)
+
+
+def _known(
+    op: str,
+    x: torch.Tensor,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype,
+    tree: Tree | str | None,
+    scaling: str | None = None,
+) -> _Product:
+    # Like torch's own products, fp32 goes through the tensor cores only if the user allows it.
+    fast = x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    key = op, n, k, x.dtype, out_dtype, x.get_device(), fast, tree, scaling
+    known = _KNOWN.get(key)
+    if known is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        contract_key = ContractKey(
+            op=op,
+            dtype="tf32" if fast else dtype_name(x.dtype),
+            out_dtype=dtype_name(out_dtype),
+            device=device_class(x.get_device()),
+            n=n,
+            k=k,
+            tree=None if tree is None else str(tree),
+            scaling=scaling,
+        )
+        contract = contract_for(contract_key)
+        assert isinstance(contract, LinearContract)
+        known = _KNOWN[key] = _Product(contract, planner.row_for(contract_key))
+    return known
