@@ -11,7 +11,13 @@ from samebits.contract import Lanes, Tree
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import ContractError, DTypeError, ShapeError
-from samebits.ops.linear.operands import check_device, check_tensor, cuda, needs_graph, plain
+from samebits.ops.linear.operands import (
+    check_device,
+    check_tensor,
+    cuda_products,
+    needs_graph,
+    plain,
+)
 from samebits.ops.reduce import run as reduce
 
 _STRIDED = torch.strided
@@ -27,10 +33,11 @@ def linear(
 ) -> torch.Tensor:
     """``x @ weight.T + bias``: fp32 accumulation in the contract's tree, one rounding at the end.
 
-    On a CPU the tree is lanes(16): lane l of 16 runs the fma chain over k = l, l + 16, ... from +0, the tail of K filled with
-    zeros; the lanes are folded 8-4-2-1. On a GPU it is the one that ``contract_of`` names for the
-    weight. The bias is added in fp32. Element [m, n] depends on row m of x, row n of weight and
-    bias[n] only. K = 0 gives +0 (or the bias). NaN results are the device's own NaN.
+    On a CPU the tree is lanes(16): lane l of 16 runs the fma chain over k = l, l + 16, ... from
+    +0, the tail of K filled with zeros; the lanes are folded 8-4-2-1. On a GPU it is the one that
+    ``contract_of`` names for the weight. The bias is added in fp32. Element [m, n] depends on row
+    m of x, row n of weight and bias[n] only. K = 0 gives +0 (or the bias). NaN results are the
+    device's own NaN.
     Differentiable once.
 
     Args:
@@ -82,7 +89,8 @@ def _compute(
     tree: Tree | str | None,
 ) -> torch.Tensor:
     if x.is_cuda:
-        return cuda().linear(x, weight, bias, out_dtype, tree)
+        result: torch.Tensor = cuda_products().linear(x, weight, bias, out_dtype, tree)
+        return result
     if tree is not None and str(tree) != str(Lanes(16)):
         raise ContractError(f"linear: on a CPU the tree is {Lanes(16)}, not {tree}")
     return engine.linear(x, weight, bias, out_dtype)
@@ -159,7 +167,7 @@ class _Linear(torch.autograd.Function):
         grad = grads[0].to(x.dtype)
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         flat = grad.reshape(-1, grad.shape[-1])
-        bmm = cuda().bmm if x.is_cuda else engine.bmm
+        bmm = cuda_products().bmm if x.is_cuda else engine.bmm
         grad_x = _compute(grad, weight.t(), None, None, None) if need_x else None
         grad_weight = bmm(flat.t(), x.reshape(-1, x.shape[-1])) if need_weight else None
         grad_bias = None

@@ -14,10 +14,10 @@ import torch
 
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
-from samebits.engines import vendor
 from samebits.engines.triton import device_class
 from samebits.engines.triton.linear.run import run
 from samebits.engines.triton.linear.schedule import GemmSchedule
+from samebits.engines.vendor import CublasLt, cublaslt
 from samebits.plan import planner
 from samebits.plan.contracts import contract_for
 
@@ -116,10 +116,11 @@ def _run(
         return
     m = y.shape[-2]
     schedule = known.row.at(m)
-    if schedule.library:
-        if vendor.run(known.contract, schedule, x, w, y, c, alpha, beta):
+    if isinstance(schedule, CublasLt):
+        if cublaslt.run(known.contract, schedule, x, w, y, c, alpha, beta):
             return
         schedule = known.row.own_at(m)
+    assert isinstance(schedule, GemmSchedule)
     run(known.contract, schedule, x, w, y, c, alpha, beta)
 
 

@@ -16,7 +16,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 @lru_cache(maxsize=1)
-def cuda() -> ModuleType:
+def cuda_products() -> ModuleType:
     """The products on CUDA: imported when the first such tensor shows up."""
     return import_module("samebits.ops.linear.cuda")
 
@@ -56,6 +56,13 @@ def check_tensor(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> Non
         )
     if x.dtype is not dtype:
         raise DTypeError(f"{op}: operands must have one dtype, not {dtype} and {x.dtype} ({name})")
+
+
+def together(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both are in CPU memory, or both on one CUDA device."""
+    if a.is_cpu:
+        return b.is_cpu
+    return a.is_cuda and a.get_device() == b.get_device()
 
 
 def check_device(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:

@@ -11,7 +11,13 @@ from torch.autograd.function import once_differentiable
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.linear.operands import check_device, check_tensor, cuda, needs_graph, plain
+from samebits.ops.linear.operands import (
+    check_device,
+    check_tensor,
+    cuda_products,
+    needs_graph,
+    plain,
+)
 from samebits.ops.reduce import run as reduce
 
 _STRIDED = torch.strided
@@ -57,12 +63,13 @@ def forward(
 ) -> torch.Tensor:
     """`product` without autograd: what the switch calls. `out` receives the result, if given."""
     check(op, a, b, c, out_dtype)
-    return _engine(a).bmm(a, b, c, alpha, beta, out_dtype, out)
+    result: torch.Tensor = _engine(a).bmm(a, b, c, alpha, beta, out_dtype, out)
+    return result
 
 
 def _engine(a: torch.Tensor) -> ModuleType:
     """Where `a` is multiplied: a module with the ``bmm`` of `samebits.engines.cpu.gemm`."""
-    return cuda() if a.is_cuda else engine
+    return cuda_products() if a.is_cuda else engine
 
 
 def join_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,8 +5,8 @@ weight: a launcher that hands over (w, x) with the strides of y exchanged comput
 product, which puts the weight on the 64-wide side of the tensor core's instruction. Such a schedule
 has the same bits, for a product of two numbers and a sum of leaves do not know sides.
 
-Where k runs past the end of a leaf, zeros are loaded. A tensor core's block does not notice them; an
-fma chain is given -0 * +0 instead, for x + -0 is x even where x is -0.
+Where k runs past the end of a leaf, zeros are loaded. A tensor core's block does not notice them;
+an fma chain is given -0 * +0 instead, for x + -0 is x even where x is -0.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def run(
         id(contract), id(schedule), x.stride(), w.stride(), w.shape, y.stride(), y.dtype,
         None if c is None else c.stride(), alpha != 1, beta != 1,
         (x.data_ptr() | w.data_ptr() | y.data_ptr()) & 15 == 0, y.get_device(),
-        None if x_scale is None else x_scale.stride(), None if w_scale is None else w_scale.stride(),
+        None if x_scale is None else x_scale.stride(),
+        None if w_scale is None else w_scale.stride(),
     )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
@@ -286,9 +287,7 @@ _PLANS: dict[tuple[Any, ...], _Plain | _Persistent] = {}
 
 def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether the copy engine can move blocks of all operands."""
-    return (
-        _by_rows(y) and (_by_rows(x) or _by_rows(x.mT)) and (_by_rows(w) or _by_rows(w.mT))
-    )
+    return _by_rows(y) and (_by_rows(x) or _by_rows(x.mT)) and (_by_rows(w) or _by_rows(w.mT))
 
 
 def _by_rows(x: torch.Tensor) -> bool:

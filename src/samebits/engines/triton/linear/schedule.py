@@ -104,33 +104,24 @@ def default(key: ScheduleKey, bucket: int) -> GemmSchedule:
         return _fma(m, n)
     split = key.tree.startswith(("split", "balanced"))
     if m <= 16:
-        block_k = 256 // (size // 2 or 1)
         return GemmSchedule(
-            block_m=16, block_n=64, block_k=_block_k(block_k, k), stages=4, swap=True, split=split
+            block_m=16, block_n=64, block_k=_block_k(512 // size, k), swap=True, split=split
         )
     if m <= 64:
-        block_m = 32 if m <= 32 else 64
         return GemmSchedule(
-            block_m=block_m, block_n=64, block_k=_block_k(128, k), stages=5 if block_m == 32 else 4,
-            swap=True, split=split,
+            block_m=32, block_n=64, block_k=_block_k(256 // size, k), stages=5, swap=True,
+            split=split,
         )  # fmt: skip
-    waves = [
-        ((64, 64), 4, 128, 4), ((64, 128), 4, 64, 5), ((128, 128), 8, 64, 5),
-    ]  # fmt: skip
-    big = (-(-m // 128)) * (-(-n // 256))
-    if big >= PROCESSORS * 3 // 4 and not split:
-        return GemmSchedule(
-            block_m=128, block_n=256, block_k=64, warps=8, stages=3, persistent=True
-        )
-    for (block_m, block_n), warps, block_k, stages in reversed(waves):
-        tiles = -(-m // block_m) * -(-n // block_n)
+    for tile in (
+        GemmSchedule(block_m=128, block_n=256, block_k=64, warps=8, stages=3, persistent=True),
+        GemmSchedule(block_m=128, block_n=128, block_k=64, warps=8, stages=5, persistent=True),
+        GemmSchedule(block_m=128, block_n=64, block_k=64, stages=5, swap=True),
+        GemmSchedule(block_m=64, block_n=64, block_k=128, swap=True),
+    ):
+        tiles = -(-m // tile.block_m) * -(-n // tile.block_n)
         if tiles >= PROCESSORS * 3 // 4:
-            break
-    crowded = tiles >= PROCESSORS // 2
-    return GemmSchedule(
-        block_m=block_m, block_n=block_n, block_k=_block_k(block_k, k), warps=warps, stages=stages,
-        swap=(block_m, block_n) == (64, 64), split=split and not crowded,
-    )  # fmt: skip
+            return tile
+    return replace(tile, split=split)
 
 
 def _block_k(wanted: int, k: int) -> int:
@@ -182,16 +173,18 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
 _TILES: tuple[tuple[int, int, int, int, int, int, int, bool, bool], ...] = (
     (1, 16, 16, 64, 256, 4, 4, True, False),
     (1, 16, 16, 64, 256, 4, 5, True, False),
-    (1, 16, 16, 64, 128, 4, 6, True, False),
+    (1, 64, 16, 64, 128, 4, 6, True, False),
     (1, 16, 16, 64, 64, 4, 8, True, False),
     (1, 16, 16, 128, 128, 4, 5, True, False),
     (1, 16, 16, 32, 256, 4, 6, False, False),
     (1, 16, 16, 32, 128, 4, 8, False, False),
     (1, 16, 16, 64, 128, 4, 5, False, False),
-    (9, 32, 32, 64, 256, 4, 3, True, False),
-    (9, 32, 32, 64, 128, 4, 5, True, False),
-    (9, 32, 32, 64, 64, 4, 8, True, False),
-    (9, 32, 32, 128, 128, 4, 4, True, False),
+    (9, 64, 32, 64, 256, 4, 3, True, False),
+    (9, 128, 32, 64, 128, 4, 5, True, False),
+    (17, 128, 32, 64, 128, 4, 4, True, False),
+    (33, 128, 32, 128, 64, 4, 6, True, False),
+    (9, 64, 32, 64, 64, 4, 8, True, False),
+    (9, 128, 32, 128, 128, 4, 4, True, False),
     (33, 512, 64, 64, 128, 4, 4, True, False),
     (33, 512, 64, 64, 128, 4, 3, True, False),
     (33, 512, 64, 64, 64, 4, 7, True, False),

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.constexpr_function
 def largest_half(leaves):
-    """The largest power of two below `leaves`: where a pairwise fold cuts (`contract.tree.fold`)."""
+    """The largest power of two below `leaves`: where a pairwise fold cuts them."""
     return 1 << (leaves - 1).bit_length() - 1
 
 
