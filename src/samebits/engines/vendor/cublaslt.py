@@ -55,7 +55,7 @@ def run(
         round in another order: take another schedule of the contract then (`refusal` says why).
 
     Raises:
-        DeviceError: the schedule is for another version of the library, or the library refuses it.
+        DeviceError: the schedule is for another version of the library.
     """
     if beta == 0:
         c = None
@@ -150,10 +150,13 @@ class _Plan:
             )
             for start, stop in self.leaves
         ]  # fmt: skip
-        for product in self.products:
-            product.pin(schedule.configuration())
-            if product.workspace:
-                raise DeviceError(f"{schedule} needs {product.workspace} bytes of scratch memory")
+        try:
+            for product in self.products:
+                product.pin(schedule.configuration())
+        except DeviceError as refused:  # not for these sizes, or not with a bias
+            self.refusal = str(refused)
+            return
+        self.scratch = max(product.workspace for product in self.products)
 
     def run(
         self,
@@ -173,11 +176,14 @@ class _Plan:
             or (alpha != 1 and (e or not single))
         ):
             return False
-        stream = _stream(self.device)
+        stream, size = _stream(self.device), self.scratch
+        # Some algorithms count tiles in a few bytes. The allocator may have them back at once: what
+        # it gives out next on this stream runs later.
+        scratch = torch.empty(size, dtype=torch.uint8, device=y.device).data_ptr() if size else 0
         if single:
             bias, addend = (e, 0) if self.row_bias else (0, e)
             self.products[0].run(
-                a, b, addend or d, d, bias, alpha, float(addend != 0), 0, 0, stream
+                a, b, addend or d, d, bias, alpha, float(addend != 0), scratch, size, stream
             )
             return True
         acc = y
@@ -186,8 +192,9 @@ class _Plan:
         p, step_w, step_x = acc.data_ptr(), _step(w), _step(x)
         for product, (start, _) in zip(self.products, self.leaves, strict=True):
             product.run(
-                a + start * step_w, b + start * step_x, p, p, 0, 1.0, float(start > 0), 0, 0, stream
-            )
+                a + start * step_w, b + start * step_x, p, p, 0, 1.0, float(start > 0), scratch,
+                size, stream,
+            )  # fmt: skip
         if c is not None:
             acc.add_(c)
         if acc is not y:
