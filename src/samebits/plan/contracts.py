@@ -5,8 +5,9 @@ attention, `segment(1024) of lanes(16) folded pairwise` for rows.
 
 **sm_90.** Matrix products are a `chain`, which every tile, warp count and non-split vendor kernel
 shares, with two exceptions. Skinny weights with a long K do not fill the chip at small M: they get
-`split(4)` (`hopper_tree`). Block-scaled fp8 gets `segment(128)`, one leaf a scale. Rows have one
-tree for every length, `segment(8192) of lanes(1024, neighbours) folded pairwise`.
+`split(4)` (`hopper_tree`). Grouped products keep the chain: the experts of one token fill the chip
+together. Block-scaled fp8 gets `segment(128)`, one leaf a scale. Rows have one tree for every
+length, `segment(8192) of lanes(1024, neighbours) folded pairwise`.
 """
 
 from __future__ import annotations
@@ -217,7 +218,8 @@ def _linear(key: ContractKey) -> LinearContract:
     elif fp8:
         tree = Segment(SCALE_BLOCK) if scaling == "block" else Chain()
     else:
-        tree = Chain() if key.dtype == "fp32" else hopper_tree(key.n, key.k)
+        chain = key.dtype == "fp32" or key.op == "grouped_linear"
+        tree = Chain() if chain else hopper_tree(key.n, key.k)
     arithmetic = CUDA_FMA if key.dtype == "fp32" else hopper_mma(key.dtype)
     return LinearContract(tree, arithmetic, key.dtype, key.out_dtype, scaling, epilogue)
 

@@ -20,7 +20,8 @@ from samebits.ops.moe import reference
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF = [torch.bfloat16, torch.float16]
 SWAPPED = GroupedSchedule(block_m=16, block_n=64, block_k=128, swap=True)
-WIDE = GroupedSchedule(block_m=64, block_n=64, block_k=64, group=2)
+WIDE = GroupedSchedule(block_m=64, block_n=64, block_k=64, band=2)
+TMA = GroupedSchedule(block_m=64, block_n=64, block_k=64, persistent=True, band=2)
 
 
 def values(seed: int, *shape: int, dtype: torch.dtype, spread: int = 6) -> torch.Tensor:
@@ -59,11 +60,13 @@ def test_slots_are_sorted_stably(slots: int, experts: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("s", [SWAPPED, WIDE])
-@pytest.mark.parametrize("n, k", [(70, 200), (40, 2304)])  # a chain with a tail, a split
-def test_product_is_the_contract(dtype: torch.dtype, s: GroupedSchedule, n: int, k: int) -> None:
+@pytest.mark.parametrize("s", [SWAPPED, WIDE, TMA])
+@pytest.mark.parametrize("n, k, tree", [(70, 200, None), (40, 1152, "split(4)")])
+def test_product_is_the_contract(
+    dtype: torch.dtype, s: GroupedSchedule, n: int, k: int, tree: str | None
+) -> None:
     experts = 3
-    contract = sb.contract_of("grouped_linear", n=n, k=k, dtype=dtype, device="sm_90")
+    contract = sb.contract_of("grouped_linear", n=n, k=k, dtype=dtype, device="sm_90", tree=tree)
     x, weight = values(1, 9, k, dtype=dtype), values(2, experts, n, k, dtype=dtype)
     bias = values(3, experts, n, dtype=dtype)
     ids = chosen(4, experts, 9, 2, low=-1)
@@ -80,7 +83,7 @@ def test_product_is_the_contract(dtype: torch.dtype, s: GroupedSchedule, n: int,
     assert bits.equal(alone, want[10:12])
 
 
-@pytest.mark.parametrize("s", [SWAPPED, WIDE])
+@pytest.mark.parametrize("s", [SWAPPED, WIDE, TMA])
 def test_gate_and_product_in_one_tile(s: GroupedSchedule) -> None:
     dtype, experts, inner, k = torch.bfloat16, 3, 40, 128
     contract = sb.contract_of("grouped_linear", n=2 * inner, k=k, dtype=dtype, device="sm_90")

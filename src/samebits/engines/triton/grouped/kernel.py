@@ -12,25 +12,26 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.functions import silu
+from samebits.engines.triton.grouped.tiles import blank_unused, load_edges, tile_of
 
 
 @triton.jit
 def grouped_linear_kernel(
     x, weight, bias, x_scale, w_scale, out, order, edges,
-    n, k, slots_per_row, leaf, leaves,
+    n, k, experts, slots_per_row, leaf, leaves,
     stride_x, stride_expert, stride_weight, stride_k, stride_bias,
     stride_x_scale, stride_expert_scale, stride_w_scale, stride_out,
-    EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, SCALING: tl.constexpr,
+    GROUPS: tl.constexpr, SCALING: tl.constexpr,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     SWAP: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
     """out[row] = epilogue(x[row] @ weight[expert].T), one tile a program.
 
     Args:
-        x: [rows, k], k contiguous; weight: [EXPERTS, n, k].
+        x: [rows, k], k contiguous; weight: [experts, n, k].
         x_scale: SCALING "row": [rows]; "block": [rows, ceil(k / 128)].
-        w_scale: SCALING "row": [EXPERTS, n]; "block": [EXPERTS, ceil(n / 128), ceil(k / 128)].
+        w_scale: SCALING "row": [experts, n]; "block": [experts, ceil(n / 128), ceil(k / 128)].
         order, edges: of `routing.Groups`. Sorted place p holds slot order[p].
         slots_per_row: GATHER: place p reads row order[p] // slots_per_row of x, else row p.
         leaf: length of each of the tree's `leaves` along k, which are folded ascending.
@@ -43,27 +44,13 @@ def grouped_linear_kernel(
     """
     columns = n // 2 if GATED else n
     COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    group = tl.arange(0, EXPERTS_PAD)
-    known = group < EXPERTS + 2
-    first = tl.load(edges + group, known, other=0)
-    last = tl.load(edges + group + 1, known, other=0)
-    tiles = (last - first + BLOCK_M - 1) // BLOCK_M
-    ends = tl.cumsum(tiles)
-    row_tiles = tl.sum(tiles)
     column_tiles = tl.cdiv(columns, COLUMNS)
-    program = tl.program_id(0)
-    if program >= row_tiles * column_tiles:
+    first, last, ends = load_edges(edges, experts, BLOCK_M, GROUPS)
+    if tl.program_id(0) >= tl.max(ends) * column_tiles:
         return
-    band = program // (GROUP * column_tiles)
-    height = min(row_tiles - band * GROUP, GROUP)
-    within = program % (GROUP * column_tiles)
-    tile = band * GROUP + within % height
-    column_tile = within // height
-
-    expert = tl.sum((ends <= tile).to(tl.int32))
-    mine = group == expert
-    begin = tl.sum(tl.where(mine, first + (tile - (ends - tiles)) * BLOCK_M, 0))
-    end = tl.sum(tl.where(mine, last, 0))
+    expert, begin, end, column_tile = tile_of(
+        tl.program_id(0), column_tiles, first, last, ends, BLOCK_M, GROUPS, BAND
+    )
     place = begin + tl.arange(0, BLOCK_M)
     real = place < end
     place = tl.where(real, place, begin)
@@ -76,9 +63,8 @@ def grouped_linear_kernel(
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     stored = real[:, None] & (column < columns)[None, :]
     to = out + target[:, None] * stride_out + column[None, :]
-    if expert >= EXPERTS:  # a slot without an expert gives +0, one of no such expert NaN
-        value = tl.where(expert == EXPERTS, 0.0, float("nan"))
-        blank = tl.zeros([BLOCK_M, COLUMNS], tl.float32) + value
+    if expert >= experts:
+        blank = blank_unused(tl.zeros([BLOCK_M, COLUMNS], tl.float32), expert, experts)
         tl.store(to, blank.to(out.dtype.element_ty), stored)
         return
 

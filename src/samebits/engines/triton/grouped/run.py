@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 import triton
+from msgspec.structs import replace
 
 from samebits.contract import Chain, LinearContract, Segment, Split
 from samebits.contract.tree import cut
 from samebits.engines.triton.grouped.kernel import grouped_linear_kernel
+from samebits.engines.triton.grouped.persistent import grouped_persistent_kernel
 from samebits.engines.triton.grouped.routing import UNUSED_GROUPS, Groups
 from samebits.engines.triton.grouped.schedule import GroupedSchedule
-from samebits.engines.triton.launch import launch
+from samebits.engines.triton.launch import descriptor, launch
 from samebits.errors import ContractError
 
 
@@ -62,29 +67,69 @@ def grouped_linear(
     Returns:
         [slots, N], or [slots, N / 2] if gated.
     """
-    slots = groups.order.numel()
     experts, n, k = weight.shape
     columns = n // 2 if gated else n
+    slots = groups.order.numel()
     out = torch.empty(slots, columns, dtype=out_dtype, device=x.device)
     leaf, leaves = leaves_of(contract, k)
     s = schedule
+    if s.persistent and not fits_persistent(contract, x, weight, columns):
+        s = replace(s, persistent=False, block_n=128)
     width = s.block_n // 2 if gated else s.block_n
+    shared: dict[str, Any] = {
+        "num_warps": s.num_warps, "num_stages": s.num_stages, "GROUPS": _groups(experts),
+        "SCATTER": scatter, "BIAS": bias is not None, "GATED": gated,
+        "BLOCK_M": s.block_m, "BLOCK_N": s.block_n, "BLOCK_K": s.block_k, "BAND": s.band,
+    }  # fmt: skip
+    bias_stride = 0 if bias is None else bias.stride(0)
+    if s.persistent:
+        if slots_per_row is not None:
+            x = x.index_select(0, groups.order // slots_per_row)
+        launch(
+            grouped_persistent_kernel, (processors(x.device),),
+            descriptor(x, [s.block_m, s.block_k]),
+            descriptor(weight.view(experts * n, k), [s.block_n // 2, s.block_k]),
+            bias, out, groups.order, groups.edges, n, k, experts, bias_stride, out.stride(0),
+            **shared,
+        )  # fmt: skip
+        return out
     most = (slots + min(slots, experts + UNUSED_GROUPS) * (s.block_m - 1)) // s.block_m
     launch(
         grouped_linear_kernel,
         (most * triton.cdiv(columns, width),),
         x, weight, bias, x_scale, w_scale, out, groups.order, groups.edges,
-        n, k, slots_per_row or 1, leaf, leaves,
-        x.stride(0), *weight.stride(), 0 if bias is None else bias.stride(0),
+        n, k, experts, slots_per_row or 1, leaf, leaves,
+        x.stride(0), *weight.stride(), bias_stride,
         0 if x_scale is None else x_scale.stride(0),
         0 if w_scale is None else w_scale.stride(0),
         0 if w_scale is None else w_scale.stride(1),
         out.stride(0),
-        num_warps=s.num_warps, num_stages=s.num_stages,
-        EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(experts + UNUSED_GROUPS),
-        SCALING=contract.scaling, GATHER=slots_per_row is not None, SCATTER=scatter,
-        BIAS=bias is not None, GATED=gated, SWAP=s.swap,
+        SCALING=contract.scaling, GATHER=slots_per_row is not None, SWAP=s.swap,
         WHOLE=k % s.block_k == 0 and leaf % s.block_k == 0,
-        BLOCK_M=s.block_m, BLOCK_N=s.block_n, BLOCK_K=s.block_k, GROUP=s.group,
+        **shared,
     )  # fmt: skip
     return out
+
+
+def fits_persistent(
+    contract: LinearContract, x: torch.Tensor, weight: torch.Tensor, columns: int
+) -> bool:
+    """Whether the persistent kernel takes the operands: a chain, dense 16-bit rows for TMA."""
+    dense = weight.is_contiguous() and x.stride(1) == 1
+    aligned = x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0
+    placed = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
+    small = (weight.shape[0] + UNUSED_GROUPS) * weight.shape[1] < 2**31
+    narrow = x.element_size() == 2 and isinstance(contract.tree, Chain)
+    return narrow and dense and aligned and placed and small and columns > 0 and x.shape[1] > 0
+
+
+def _groups(experts: int) -> int:
+    return int(triton.next_power_of_2(experts + UNUSED_GROUPS))
+
+
+@lru_cache(maxsize=64)
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a device; in the interpreter a few programs."""
+    if device.type != "cuda":
+        return 3
+    return torch.cuda.get_device_properties(device).multi_processor_count
