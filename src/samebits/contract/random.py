@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from samebits.contract.activations import log1p
 from samebits.contract.functions import log
 from samebits.contract.numerics import F32, Array, mul32
 
@@ -57,13 +58,11 @@ def token_words(seed: int, position: int, vocabulary: int) -> U32:
 def uniform(words: Array) -> F32:
     """Words as fp32 numbers in (0, 1), finest next to 0: (w + 1/2) 2^-32, at most 1 - 2^-24."""
     v = mul32(words.astype(np.float32) + np.float32(0.5), np.float32(2.0**-32))
-    return np.minimum(v, BELOW_ONE)
+    return np.asarray(np.minimum(v, BELOW_ONE), np.float32)
 
 
 def gumbel(words: Array) -> F32:
     """Gumbel noise -log(-log(1 - v)) of uniform numbers v, by the contract's log and log1p."""
-    from samebits.contract.activations import log1p
-
     return -log(-log1p(-uniform(words)))
 
 
