@@ -17,6 +17,7 @@ from samebits.ops.linear.operands import (
     cuda_products,
     needs_graph,
     plain,
+    together,
 )
 from samebits.ops.reduce import run as reduce
 
@@ -107,8 +108,7 @@ def check(
     if (  # the usual call, in as few steps as possible
         dtype in DTYPE_CODE
         and weight.dtype is dtype
-        and (x.is_cpu or x.is_cuda)
-        and x.get_device() == weight.get_device()
+        and together(x, weight)
         and x.layout is _STRIDED
         and weight.layout is _STRIDED
         and weight.dim() == 2
@@ -119,7 +119,7 @@ def check(
             bias is None
             or (
                 bias.dtype is dtype
-                and bias.get_device() == x.get_device()
+                and together(x, bias)
                 and bias.layout is _STRIDED
                 and bias.shape == weight.shape[:1]
             )

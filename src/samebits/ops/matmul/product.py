@@ -17,6 +17,7 @@ from samebits.ops.linear.operands import (
     cuda_products,
     needs_graph,
     plain,
+    together,
 )
 from samebits.ops.reduce import run as reduce
 
@@ -97,8 +98,7 @@ def check(
     if (  # the usual call, in as few steps as possible
         dtype in DTYPE_CODE
         and b.dtype is dtype
-        and (a.is_cpu or a.is_cuda)
-        and a.get_device() == b.get_device()
+        and together(a, b)
         and a.layout is _STRIDED
         and b.layout is _STRIDED
         and len(sa) == len(sb) == 2
