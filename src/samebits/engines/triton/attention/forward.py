@@ -2,9 +2,9 @@
 
 A program owns BLOCK_M rows of one KV head: the query heads that share it, position by position
 (row = position * GROUP + head), so that decode and verification fill a tile with the few rows that
-there are. It walks the keys that its rows see in steps of 64. At the end of a leaf it folds the leaf
-into its running result (SPLIT false), or writes it out for `fold_kernel` (SPLIT true): the same
-operations in the same order.
+there are. It walks the keys that its rows see in steps of 64. At the end of a leaf it folds the
+leaf into its running result (SPLIT false), or writes it out for `fold_kernel` (SPLIT true): the
+same operations in the same order.
 
 Online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al., FlashAttention, 2022; leaves over
 CTAs: Dao et al., Flash-Decoding, 2023; pages: Kwon et al., PagedAttention, 2023.
@@ -33,7 +33,7 @@ from samebits.engines.triton.attention.softmax import (
 #: Parameters whose values (1, multiples of 16) need no kernels of their own.
 _COUNTS = [
     "q_start", "q_len", "kv_len", "batch", "kv_heads", "q_heads", "tiles", "splits", "total",
-    "longest", "window", "table_stride", "slb", "slh", "slt",
+    "longest", "window", "leaf_keys", "table_stride", "slb", "slh", "slt",
 ]  # fmt: skip
 
 
@@ -73,13 +73,13 @@ def _range(first, last, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.constex
 @triton.jit
 def _blocks(table, start, hi, PAGE: tl.constexpr):
     """The pages of a step's keys: one, or one for each key where a page is smaller than a step."""
-    if PAGE == 0:
-        return 0
-    elif PAGE % STEP == 0:
-        return tl.load(table + start // PAGE, mask=start < hi, other=0).to(tl.int32)
-    else:
-        keys = start + tl.arange(0, STEP)
-        return tl.load(table + keys // PAGE, mask=keys < hi, other=0).to(tl.int32)
+    blocks = 0
+    if PAGE != 0:
+        at = start
+        if PAGE % STEP != 0:
+            at = start + tl.arange(0, STEP)
+        blocks = tl.load(table + at // PAGE, mask=at < hi, other=0)
+    return blocks
 
 
 @triton.jit
@@ -87,12 +87,13 @@ def _rows(start, blocks, page_stride, row_stride, PAGE: tl.constexpr):
     """Offsets of a step's rows of K or V, [STEP] int64."""
     lanes = tl.arange(0, STEP)
     if PAGE == 0:
-        return tl.cast(start, tl.int64) * row_stride + lanes * row_stride
+        rows = tl.cast(start, tl.int64) * row_stride + lanes * row_stride
     elif PAGE % STEP == 0:
-        base = tl.cast(blocks, tl.int64) * page_stride + tl.cast(start % PAGE, tl.int64) * row_stride
-        return base + lanes * row_stride
+        first = tl.cast(blocks, tl.int64) * page_stride
+        rows = first + tl.cast(start % PAGE, tl.int64) * row_stride + lanes * row_stride
     else:
-        return tl.cast(blocks, tl.int64) * page_stride + (start + lanes) % PAGE * row_stride
+        rows = tl.cast(blocks, tl.int64) * page_stride + (start + lanes) % PAGE * row_stride
+    return rows
 
 
 @triton.jit
@@ -109,7 +110,7 @@ def _seen(position, keys, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.const
 
 @triton.jit
 def _value_dot(p, v, acc, seen, CHECKED: tl.constexpr):
-    """acc + p v, chained. CHECKED: a row is not touched by Inf and NaN of keys that it does not see.
+    """acc + p v, chained. CHECKED: Inf and NaN of keys that a row does not see do not touch it.
 
     Then a tile with one takes a slow way: its finite values go through the chain, and what IEEE
     gives for the others (0 * Inf, Inf - Inf, ...) is counted in exact products of zeros and ones.
@@ -122,13 +123,12 @@ def _value_dot(p, v, acc, seen, CHECKED: tl.constexpr):
             zero = tl.zeros(acc.shape, tl.float32)
             some = (seen & (p > 0.0)).to(v.dtype)
             none = (seen & (p == 0.0)).to(v.dtype)
-            up = tl.dot(some, (v == float("inf")).to(v.dtype), zero) > 0.0
-            down = tl.dot(some, (v == float("-inf")).to(v.dtype), zero) > 0.0
-            lost = tl.dot(none, odd.to(v.dtype), zero)
-            lost = tl.dot(some, (v != v).to(v.dtype), lost) > 0.0
-            acc += tl.where(up, float("inf"), 0.0)
-            acc += tl.where(down, float("-inf"), 0.0)
-            acc += tl.where(lost, float("nan"), 0.0)
+            up = tl.dot(some, (v == float("inf")).to(v.dtype), zero)
+            acc += tl.where(up > 0.0, float("inf"), 0.0)
+            down = tl.dot(some, (v == float("-inf")).to(v.dtype), zero)
+            acc += tl.where(down > 0.0, float("-inf"), 0.0)
+            lost = tl.dot(none, odd.to(v.dtype), tl.dot(some, (v != v).to(v.dtype), zero))
+            acc += tl.where(lost > 0.0, float("nan"), 0.0)
         else:
             acc = tl.dot(p, v, acc)
     else:
@@ -138,7 +138,7 @@ def _value_dot(p, v, acc, seen, CHECKED: tl.constexpr):
 
 @triton.jit
 def _store_leaf(partial, stats, leaf, total, flat, valid, m, l, acc, DV: tl.constexpr):  # noqa: E741
-    """A leaf's o [M, DV], m and l [M] to the workspace: [leaves, total, DV] and [2, leaves, total]."""
+    """A leaf's o [M, DV], m and l [M] to the workspace: [leaves, total, DV] and [.., total, 2]."""
     at = tl.cast(leaf, tl.int64) * total + flat
     columns = tl.arange(0, acc.shape[1])
     tl.store(
@@ -150,48 +150,46 @@ def _store_leaf(partial, stats, leaf, total, flat, valid, m, l, acc, DV: tl.cons
 
 
 @triton.jit
-def _walk(
-    state, q, k_ptr, v_ptr, table, mask_rows, begin, end, lo, hi, kv_len, window, position,
-    skp, sks, svp, svs, sms, a, cap, masked_at, partial, stats, total, flat, valid,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr,
-    SOFTCAP: tl.constexpr, LEAF: tl.constexpr, DEGREE: tl.constexpr, SPLIT: tl.constexpr,
+def _steps(
+    m, l, acc, q, k_ptr, v_ptr, table, mask_rows, begin, end, lo, hi, kv_len, window,  # noqa: E741
+    position, skp, sks, svp, svs, sms, a, cap, masked_at,
+    D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, DEGREE: tl.constexpr,
     PARTLY: tl.constexpr, CHECKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The steps of the keys begin ... end, whole leaves folded or stored as they end.
+    """The steps of the keys begin ... end of a leaf, into its m [M], l [M, 16] and o [M, DV].
 
-    PARTLY: some rows may not see some keys. `state` is the leaf's m, l, o and the running ones.
+    PARTLY: some rows may not see some keys; CHECKED: see `_value_dot`. The branch in there does not
+    go together with loads or products in flight (the compiler would let them pass each other).
     """
-    m, l, acc, run_m, run_l, run_o = state  # noqa: E741
     lanes = tl.arange(0, STEP)
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
+    d = tl.arange(0, q.shape[1])
+    dv = tl.arange(0, acc.shape[1])
     ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)
     blocks = _blocks(table, begin, hi, PAGE)
-    for start in tl.range(begin, end, STEP, num_stages=STAGES):
+    for start in tl.range(begin, end, STEP, num_stages=1 if CHECKED else STAGES):
         keys = start + lanes
-        k_rows = _rows(start, blocks, skp, sks, PAGE)[:, None]
-        v_rows = _rows(start, blocks, svp, svs, PAGE)[:, None]
+        k_rows = k_ptr + _rows(start, blocks, skp, sks, PAGE)[:, None]
+        v_rows = v_ptr + _rows(start, blocks, svp, svs, PAGE)[:, None]
         if PARTLY:
             there = ((keys >= lo) & (keys < hi))[:, None]
-            k = tl.load(k_ptr + k_rows + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-            v = tl.load(v_ptr + v_rows + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+            k = tl.load(k_rows + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+            v = tl.load(v_rows + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
         else:
-            if BLOCK_D == D:
-                k = tl.load(k_ptr + k_rows + d[None, :])
+            if q.shape[1] == D:
+                k = tl.load(k_rows + d[None, :])
             else:
-                k = tl.load(k_ptr + k_rows + d[None, :], mask=(d < D)[None, :], other=0.0)
-            if BLOCK_DV == DV:
-                v = tl.load(v_ptr + v_rows + dv[None, :])
+                k = tl.load(k_rows + d[None, :], mask=(d < D)[None, :], other=0.0)
+            if acc.shape[1] == DV:
+                v = tl.load(v_rows + dv[None, :])
             else:
-                v = tl.load(v_ptr + v_rows + dv[None, :], mask=(dv < DV)[None, :], other=0.0)
+                v = tl.load(v_rows + dv[None, :], mask=(dv < DV)[None, :], other=0.0)
         blocks = _blocks(table, start + STEP, hi, PAGE)
 
-        s = tl.dot(q, tl.trans(k.to(q.dtype)))
+        s = tl.dot(q, tl.trans(k).to(q.dtype))
+        seen = position[:, None] >= 0
         if PARTLY:
             seen = _seen(position, keys, kv_len, window, CAUSAL, WINDOW)
-        else:
-            seen = position[:, None] >= 0
         if MASK != 0 or SOFTCAP:
             s = s * a
             if SOFTCAP:
@@ -204,41 +202,23 @@ def _walk(
                 bias = bias.to(tl.float32)
                 seen = seen & ~(bias <= masked_at)
                 s = with_bias(s, bias)
-            visible = tl.where(seen, s, float("-inf"))
-            new_m = raised(m, row_maximum(visible))
-            low = tl.where(new_m == float("-inf"), 0.0, new_m)
-            p = short_exp2(s - low[:, None], DEGREE)
+            top = row_maximum(tl.where(seen, s, float("-inf")))
         else:
-            visible = tl.where(seen, s, float("-inf")) if PARTLY else s
-            new_m = raised(m, row_maximum(visible) * a)
-            low = tl.where(new_m == float("-inf"), 0.0, new_m)
-            p = short_exp2(
-                tl.fma(
-                    s, tl.full(s.shape, 1.0, tl.float32) * a,
-                    tl.broadcast_to(-low[:, None], s.shape),
-                ),
-                DEGREE,
-            )  # fmt: skip
+            top = row_maximum(tl.where(seen, s, float("-inf")) if PARTLY else s) * a
+        new_m = raised(m, top)
+        low = tl.broadcast_to(tl.where(new_m == float("-inf"), 0.0, new_m)[:, None], s.shape)
+        if MASK != 0 or SOFTCAP:
+            p = short_exp2(s - low, DEGREE)
+        else:
+            p = short_exp2(tl.fma(s, tl.zeros(s.shape, tl.float32) + a, -low), DEGREE)
         if PARTLY or MASK != 0:
             p = tl.where(seen, p, 0.0)
         p = p.to(q.dtype)
-        factor = power(m - new_m)
-        l = tl.dot(p, ones, l * factor[:, None])  # noqa: E741
-        acc = _value_dot(p, v.to(q.dtype), acc * factor[:, None], seen, CHECKED)
+        factor = power(m - new_m)[:, None]
+        l = tl.dot(p, ones, l * factor)  # noqa: E741
+        acc = _value_dot(p, v.to(q.dtype), acc * factor, seen, CHECKED)
         m = new_m
-
-        if (start + STEP) % LEAF == 0:
-            leaf_l = tl.max(l, axis=1)  # sixteen equal columns
-            if SPLIT:
-                _store_leaf(
-                    partial, stats, start // LEAF, total, flat, valid, m, leaf_l, acc, DV
-                )  # fmt: skip
-            else:
-                run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
-            m = tl.full(m.shape, float("-inf"), tl.float32)
-            l = tl.zeros(l.shape, tl.float32)  # noqa: E741
-            acc = tl.zeros(acc.shape, tl.float32)
-    return m, l, acc, run_m, run_l, run_o
+    return m, l, acc
 
 
 @triton.jit
@@ -264,12 +244,12 @@ def _store_result(
 def attention_kernel(
     q, k, v, out, lse, partial, stats, cu_q, cu_k, kv_lens, table, starts, mask, sinks, k_scale,
     v_scale, a, cap, masked_at, q_start, q_len, kv_len, batch, kv_heads, tiles, splits, total,
-    window, table_stride,
+    window, leaf_keys, table_stride,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, slb, slh, slt, smb, smh, smt, sms,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     GROUP: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, LEAF: tl.constexpr,
+    LSE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
     DEGREE: tl.constexpr, BLOCK_M: tl.constexpr, ONE_POSITION: tl.constexpr, SPLIT: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -306,10 +286,10 @@ def attention_kernel(
     begin = lo // STEP * STEP
     end = tl.cdiv(hi, STEP) * STEP
     if SPLIT:
-        leaf = lo // LEAF
-        run = tl.cdiv(tl.cdiv(hi, LEAF) - leaf, splits)
-        begin = tl.maximum(begin, (leaf + split * run) * LEAF)
-        end = tl.minimum(end, (leaf + (split + 1) * run) * LEAF)
+        leaf = lo // leaf_keys
+        run = tl.cdiv(tl.cdiv(hi, leaf_keys) - leaf, splits)
+        begin = tl.maximum(begin, (leaf + split * run) * leaf_keys)
+        end = tl.minimum(end, (leaf + (split + 1) * run) * leaf_keys)
         if begin >= end:
             return
 
@@ -317,7 +297,8 @@ def attention_kernel(
     q_row = (q_first + t).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    q_rows = sequence * sqb + head * sqh + q_row * sqt
+    wide_head = head.to(tl.int64)
+    q_rows = sequence * sqb + wide_head * sqh + q_row * sqt
     q_tile = tl.load(
         q + q_rows[:, None] + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0
     )
@@ -327,16 +308,12 @@ def attention_kernel(
         a = a * tl.load(k_scale + kv_head)
     mask_rows = None
     if MASK != 0:
-        mask_rows = mask + sequence * smb + head.to(tl.int64) * smh + t.to(tl.int64) * smt
+        mask_rows = mask + sequence * smb + wide_head * smh + t.to(tl.int64) * smt
     if PAGE != 0:
         table += b.to(tl.int64) * table_stride
     flat = (sequence * q_len + q_row) * (kv_heads * GROUP) + head
 
-    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    run_l = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    state = (m, tl.zeros((BLOCK_M, 16), tl.float32), acc, m, run_l, acc)
-    # Between `inner` and `outer` every row sees every key, and steps need no masks. Rows of one
+    # From `inner` to `outer` every row sees every key, and steps need no masks. Rows of one
     # position see the same keys: the loads' masks hide the others.
     UNMASKED: tl.constexpr = MASK == 0 and not ONE_POSITION
     CHECKED: tl.constexpr = MASK != 0 or ((CAUSAL or WINDOW) and not ONE_POSITION)
@@ -352,27 +329,36 @@ def attention_kernel(
         if WINDOW:
             outer = tl.minimum(outer, first + window)
         outer = tl.maximum(outer // STEP * STEP, inner)
-    for part in tl.static_range(3):
-        if (part == 0 and UNMASKED and WINDOW) or (part == 1 and UNMASKED) or part == 2:
-            state = _walk(
-                state, q_tile, k, v, table, mask_rows,
-                begin if part == 0 else (inner if part == 1 else outer),
-                inner if part == 0 else (outer if part == 1 else end),
-                lo, hi, kv_len, window, position, skb, sks, svb, svs, sms, a, cap, masked_at,
-                partial, stats, total, flat, valid, D, DV, BLOCK_D, BLOCK_DV, PAGE, CAUSAL, WINDOW,
-                MASK, SOFTCAP, LEAF, DEGREE, SPLIT, part != 1, part != 1 and CHECKED, STAGES,
-            )  # fmt: skip
-    m, l, acc, run_m, run_l, run_o = state  # noqa: E741
 
-    leaf_l = tl.max(l, axis=1)
-    if SPLIT:
-        if end % LEAF != 0:
-            _store_leaf(partial, stats, end // LEAF, total, flat, valid, m, leaf_l, acc, DV)
-    else:
-        run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
+    run_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    run_l = tl.zeros((BLOCK_M,), tl.float32)
+    run_o = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    for leaf in tl.range(begin // leaf_keys, tl.cdiv(end, leaf_keys), num_stages=1):
+        leaf_begin = tl.maximum(begin, leaf * leaf_keys)
+        leaf_end = tl.minimum(end, leaf * leaf_keys + leaf_keys)
+        m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        l = tl.zeros((BLOCK_M, 16), tl.float32)  # noqa: E741
+        acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+        for part in tl.static_range(3):
+            if (part == 0 and UNMASKED and WINDOW) or (part == 1 and UNMASKED) or part == 2:
+                part_begin = begin if part == 0 else (inner if part == 1 else outer)
+                part_end = inner if part == 0 else (outer if part == 1 else end)
+                m, l, acc = _steps(  # noqa: E741
+                    m, l, acc, q_tile, k, v, table, mask_rows,
+                    tl.maximum(part_begin, leaf_begin), tl.minimum(part_end, leaf_end), lo, hi,
+                    kv_len, window, position, skb, sks, svb, svs, sms, a, cap, masked_at, D, DV,
+                    PAGE, CAUSAL, WINDOW, MASK, SOFTCAP, DEGREE, part != 1, part != 1 and CHECKED,
+                    STAGES,
+                )  # fmt: skip
+        leaf_l = tl.max(l, axis=1)  # sixteen equal columns
+        if SPLIT:
+            _store_leaf(partial, stats, leaf, total, flat, valid, m, leaf_l, acc, DV)
+        else:
+            run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
+    if not SPLIT:
         _store_result(
-            out, lse, sinks, v_scale, head, kv_head, sequence * sob + head * soh + q_row * sot,
-            sequence * slb + head * slh + q_row * slt, valid, run_m, run_l, run_o, LSE, SINKS,
+            out, lse, sinks, v_scale, head, kv_head, sequence * sob + wide_head * soh + q_row * sot,
+            sequence * slb + wide_head * slh + q_row * slt, valid, run_m, run_l, run_o, LSE, SINKS,
             V_SCALE, dv, DV,
         )  # fmt: skip
 
@@ -380,10 +366,10 @@ def attention_kernel(
 @triton.jit(do_not_specialize=_COUNTS)
 def fold_kernel(
     partial, stats, out, lse, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start, q_len, kv_len,
-    q_heads, longest, total, window, sob, soh, sot, slb, slh, slt,
+    q_heads, longest, total, window, leaf_keys, sob, soh, sot, slb, slh, slt,
     DV: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, V_SCALE: tl.constexpr,
-    LEAF: tl.constexpr, COLUMNS: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Leaves of one query row and COLUMNS of its values, folded in ascending order.
 
@@ -410,18 +396,20 @@ def fold_kernel(
     m = tl.full((1,), float("-inf"), tl.float32)
     l = tl.zeros((1,), tl.float32)  # noqa: E741
     o = tl.zeros((1, COLUMNS), tl.float32)
-    for leaf in range(lo // LEAF, tl.cdiv(hi, LEAF), BATCH):
-        ms, ls, os = (), (), ()
+    for leaf in range(lo // leaf_keys, tl.cdiv(hi, leaf_keys), BATCH):
+        loaded = ()
         for i in tl.static_range(BATCH):
-            there = (leaf + i) * LEAF < hi
+            there = (leaf + i) * leaf_keys < hi
             at = tl.cast(leaf + i, tl.int64) * total + flat
-            ms = ms + (tl.load(stats + 2 * at + one, mask=there, other=float("-inf")),)
-            ls = ls + (tl.load(stats + 2 * at + 1 + one, mask=there, other=0.0),)
-            os = os + (
-                tl.load(partial + at * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0),
+            m_i = tl.load(stats + 2 * at + one, mask=there, other=float("-inf"))
+            l_i = tl.load(stats + 2 * at + 1 + one, mask=there, other=0.0)
+            o_i = tl.load(
+                partial + at * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0
             )
+            loaded = loaded + ((m_i, l_i, o_i),)  # type: ignore[assignment]  # noqa: RUF005
         for i in tl.static_range(BATCH):
-            m, l, o = fold(m, l, o, ms[i], ls[i], os[i])  # noqa: E741
+            m_i, l_i, o_i = loaded[i]
+            m, l, o = fold(m, l, o, m_i, l_i, o_i)  # noqa: E741
     row = sequence * sob + head.to(tl.int64) * soh + (q_first + t).to(tl.int64) * sot
     lse_row = sequence * slb + head.to(tl.int64) * slh + (q_first + t).to(tl.int64) * slt
     _store_result(

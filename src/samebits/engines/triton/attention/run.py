@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -172,21 +173,22 @@ def _run(
     where = (None,) * 4 if s is None else (s.cu_q, s.cu_k, s.kv_lens, s.table)
     page = 0 if where[3] is None else k.size(1)
     window = options.window or 0
-    common = {
+    degree = 0 if contract.exp2 == "hw" else int(contract.exp2[5:-1])
+    common: dict[str, Any] = {
         "DV": dv, "GROUP": group, "KEYS": keys, "CAUSAL": options.causal, "WINDOW": window > 0,
         "SINKS": options.sinks is not None, "LSE": lse is not None,
-        "V_SCALE": options.v_scale is not None, "LEAF": contract.leaf,
+        "V_SCALE": options.v_scale is not None,
     }  # fmt: skip
     launch(
         attention_kernel, (tiles * splits * batch * kv_heads,), q, k, v, out, lse, partial, stats,
         *where, starts, mask, options.sinks, options.k_scale, options.v_scale, a, b, masked_at,
-        q_start, q_len, kv_len, batch, kv_heads, tiles, splits, rows, window,
+        q_start, q_len, kv_len, batch, kv_heads, tiles, splits, rows, window, contract.leaf,
         0 if where[3] is None else where[3].stride(0),
         *strides[0], *strides[1], *strides[2], *strides[3], *lse_strides,
         *((0, 0, 0, 0) if mask is None else mask.stride()),
         **common, D=d, BLOCK_D=_tile(d), BLOCK_DV=_tile(dv), PAGE=page,
         MASK=0 if mask is None else 1 if mask.dtype is torch.bool else 2, SOFTCAP=cap is not None,
-        K_SCALE=options.k_scale is not None, DEGREE=0 if contract.exp2 == "hw" else int(contract.exp2[5]),
+        K_SCALE=options.k_scale is not None, DEGREE=degree,
         BLOCK_M=schedule.block_m, ONE_POSITION=q_len == 1, SPLIT=splits > 1, PDL=pdl,
         STAGES=schedule.num_stages, num_warps=schedule.num_warps, num_stages=schedule.num_stages,
     )  # fmt: skip
@@ -194,7 +196,7 @@ def _run(
         launch(
             fold_kernel, (batch * q_len * q_heads, -(-dv // schedule.columns)), partial, stats,
             out, lse, *where[:3], starts, options.sinks, options.v_scale, q_start, q_len, kv_len,
-            q_heads, q_len, rows, window, *strides[3], *lse_strides, **common,
+            q_heads, q_len, rows, window, contract.leaf, *strides[3], *lse_strides, **common,
             COLUMNS=schedule.columns, BATCH=schedule.batch, PDL=pdl, num_warps=1, pdl=pdl,
         )  # fmt: skip
 

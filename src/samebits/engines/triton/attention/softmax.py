@@ -61,10 +61,7 @@ def short_exp2(d, DEGREE: tl.constexpr):
         d = _larger(d, -127.0)
         z = d + _ROUNDING
         f = d - (z - _ROUNDING)
-        if DEGREE == 4:
-            p = polynomial(f, _EXP2_4, 5)
-        else:
-            p = polynomial(f, _EXP2_3, 4)
+        p = polynomial(f, _EXP2_4, 5) if DEGREE == 4 else polynomial(f, _EXP2_3, 4)
         p = p * power_of_two(z.to(tl.int32, bitcast=True))  # the shift drops _ROUNDING's word
     return p
 
