@@ -76,7 +76,7 @@ def _blocks(table, start, hi, PAGE: tl.constexpr):
     blocks = 0
     if PAGE != 0:
         at = start
-        if PAGE % STEP != 0:
+        if PAGE % STEP.value != 0:
             at = start + tl.arange(0, STEP)
         blocks = tl.load(table + at // PAGE, mask=at < hi, other=0)
     return blocks
@@ -88,7 +88,7 @@ def _rows(start, blocks, page_stride, row_stride, PAGE: tl.constexpr):
     lanes = tl.arange(0, STEP)
     if PAGE == 0:
         rows = tl.cast(start, tl.int64) * row_stride + lanes * row_stride
-    elif PAGE % STEP == 0:
+    elif PAGE % STEP.value == 0:
         first = tl.cast(blocks, tl.int64) * page_stride
         rows = first + tl.cast(start % PAGE, tl.int64) * row_stride + lanes * row_stride
     else:
@@ -116,18 +116,19 @@ def _value_dot(p, v, acc, seen, CHECKED: tl.constexpr):
     gives for the others (0 * Inf, Inf - Inf, ...) is counted in exact products of zeros and ones.
     """
     if CHECKED:
-        size = tl.abs(v.to(tl.float32))
-        odd = ~(size < float("inf"))
+        wide = v.to(tl.float32)
+        odd = ~(tl.abs(wide) < float("inf"))
         if tl.max(tl.max(odd.to(tl.int32), axis=1), axis=0) > 0:
-            acc = tl.dot(p, tl.where(odd, 0.0, v).to(v.dtype), acc)
+            acc = tl.dot(p, tl.where(odd, 0.0, wide).to(v.dtype), acc)
             zero = tl.zeros(acc.shape, tl.float32)
-            some = (seen & (p > 0.0)).to(v.dtype)
-            none = (seen & (p == 0.0)).to(v.dtype)
-            up = tl.dot(some, (v == float("inf")).to(v.dtype), zero)
+            weight = p.to(tl.float32)
+            some = (seen & (weight > 0.0)).to(v.dtype)
+            none = (seen & (weight == 0.0)).to(v.dtype)
+            up = tl.dot(some, (wide == float("inf")).to(v.dtype), zero)
             acc += tl.where(up > 0.0, float("inf"), 0.0)
-            down = tl.dot(some, (v == float("-inf")).to(v.dtype), zero)
+            down = tl.dot(some, (wide == float("-inf")).to(v.dtype), zero)
             acc += tl.where(down > 0.0, float("-inf"), 0.0)
-            lost = tl.dot(none, odd.to(v.dtype), tl.dot(some, (v != v).to(v.dtype), zero))
+            lost = tl.dot(none, odd.to(v.dtype), tl.dot(some, (wide != wide).to(v.dtype), zero))
             acc += tl.where(lost > 0.0, float("nan"), 0.0)
         else:
             acc = tl.dot(p, v, acc)

@@ -162,7 +162,7 @@ def _run(
     group = q_heads // kv_heads
     tiles = -(-q_len * group // schedule.block_m)
     leaves = -(-kv_len // contract.leaf)
-    splits = max(1, min(schedule.splits, leaves))
+    splits = schedule.splits(tiles * batch * kv_heads, leaves)
     rows = out.numel() // dv
     partial = stats = None
     pdl = splits > 1 and schedule.pdl and q.is_cuda
@@ -190,7 +190,7 @@ def _run(
         MASK=0 if mask is None else 1 if mask.dtype is torch.bool else 2, SOFTCAP=cap is not None,
         K_SCALE=options.k_scale is not None, DEGREE=degree,
         BLOCK_M=schedule.block_m, ONE_POSITION=q_len == 1, SPLIT=splits > 1, PDL=pdl,
-        STAGES=schedule.num_stages, num_warps=schedule.num_warps, num_stages=schedule.num_stages,
+        STAGES=schedule.stages, num_warps=schedule.warps, num_stages=schedule.stages,
     )  # fmt: skip
     if splits > 1:
         launch(
