@@ -407,7 +407,7 @@ def fold_kernel(
             o_i = tl.load(
                 partial + at * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0
             )
-            loaded = loaded + ((m_i, l_i, o_i),)  # type: ignore[assignment]  # noqa: RUF005
+            loaded = loaded + ((m_i, l_i, o_i),)  # noqa: RUF005
         for i in tl.static_range(BATCH):
             m_i, l_i, o_i = loaded[i]
             m, l, o = fold(m, l, o, m_i, l_i, o_i)  # noqa: E741
