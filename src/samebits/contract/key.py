@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True)
-class ContractKey:
+class ContractKey(msgspec.Struct, frozen=True):
     """Everything that the choice of a contract can see. A test pins these field names.
 
     There is no number of rows, no batch, no longest sequence, no number of bytes, no timing, no
