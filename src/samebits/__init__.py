@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from samebits import ops, settings
+from samebits import ops, plan, settings
 from samebits.check import check
 from samebits.mode import deterministic, disable, enable, status
 from samebits.plan import contract_of
 
 __version__ = "0.1.0"
 
-__all__ = ["check", "contract_of", "deterministic", "disable", "enable", "ops", "status"]
+__all__ = ["check", "contract_of", "deterministic", "disable", "enable", "ops", "plan", "status"]
 
 if settings.enabled_at_start():
     enable()

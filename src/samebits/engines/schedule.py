@@ -48,6 +48,7 @@ class ScheduleKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         k: length of the reduction axis at hand.
         head_dim: D of q and k.
         value_dim: Dv of v.
+        kv_dtype: storage type of k and v, where it is not `dtype`.
         group: query heads that share one KV head.
         experts: expert weights at hand.
     """
@@ -62,6 +63,7 @@ class ScheduleKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     k: int | None = None
     head_dim: int | None = None
     value_dim: int | None = None
+    kv_dtype: str | None = None
     group: int | None = None
     experts: int | None = None
 

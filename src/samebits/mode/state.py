@@ -15,6 +15,7 @@ from samebits.mode import coverage, install
 from samebits.mode.fallback import Policy
 from samebits.mode.flags import Flags
 from samebits.mode.table import Kind
+from samebits.plan import planner
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Status:
         torch: version of torch.
         engine: the engines, with their instruction sets and device classes.
         threads: threads of torch's pool, which the engine shares.
+        plan: what chooses schedules on this machine's GPU; empty without one.
         hits: calls of each override, since it was first installed, most used first.
         counts: number of aten schemas of each kind on a CPU (see docs/coverage.md).
         unknown: schemas with a kernel that this release does not know; they are refused.
@@ -43,6 +45,7 @@ class Status:
     torch: str
     engine: str
     threads: int
+    plan: str = ""
     hits: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
@@ -58,6 +61,8 @@ class Status:
             f"  engine     {self.engine}, {self.threads} threads, torch {self.torch}",
             "  operations " + ", ".join(f"{n} {kind}" for kind, n in self.counts.items()),
         ]
+        if self.plan:
+            lines.append(f"  plan       {self.plan}")
         used = {name: n for name, n in self.hits.items() if n}
         lines.append(f"  overrides  {len(self.hits)}, of which {len(used)} were used")
         lines += [f"             {n:>9} x {name}" for name, n in list(used.items())[:12]]
@@ -91,6 +96,7 @@ def describe(policy: Policy | None, installation: install.Installation, flags: F
         torch=torch.__version__,
         engine=_engines(),
         threads=torch.get_num_threads(),
+        plan=_plan(),
         hits=dict(hits.most_common()),
         counts={kind.value: kinds[kind] for kind in Kind},
         unknown=tuple(sorted(unknown)),
@@ -106,6 +112,15 @@ def _engines() -> str:
     if install.gpu():
         names += sorted({_gpu_engine(i) for i in range(torch.cuda.device_count())})
     return ", ".join(names)
+
+
+def _plan() -> str:
+    device = planner.this_device_class()
+    found = planner.in_force(device)
+    if device == "cpu" and not found.entries:
+        return ""
+    origin = "loaded" if device in planner.loaded() else "tables of this release"
+    return f"{found.id}, schedules {found.schedules_id} ({origin}, {len(found.entries)} keys)"
 
 
 def _gpu_engine(index: int) -> str:

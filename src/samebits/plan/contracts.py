@@ -142,13 +142,12 @@ def contract_of(
         Lanes(width=16)
     """
     dtype = dtype_name(dtype)
-    natural = {"tf32": "fp32", "e4m3": "bf16", "e5m2": "bf16"}.get(dtype, dtype)
     return contract_for(
         ContractKey(
             op=op,
             dtype=dtype,
-            out_dtype=natural if out_dtype is None else dtype_name(out_dtype),
-            device=_DEVICE_ALIASES.get(str(device).lower(), str(device).lower()),
+            out_dtype=natural_output(dtype) if out_dtype is None else dtype_name(out_dtype),
+            device=device_class_of(device),
             n=n,
             k=k,
             head_dim=head_dim,
@@ -159,6 +158,17 @@ def contract_of(
             scaling=scaling,
         )
     )
+
+
+def natural_output(dtype: str) -> str:
+    """The storage type of a result when nobody asks for another one."""
+    return {"tf32": "fp32", "e4m3": "bf16", "e5m2": "bf16"}.get(dtype, dtype)
+
+
+def device_class_of(device: str) -> str:
+    """A device class by its own name, e.g. "sm_90" for "H200"."""
+    name = str(device).lower()
+    return _DEVICE_ALIASES.get(name, name)
 
 
 @lru_cache(maxsize=4096)

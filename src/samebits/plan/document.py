@@ -321,8 +321,11 @@ def _resolved(file: _File) -> Plan:
 
 
 def _entry(stored: _Entry, contracts: dict[str, str], schedules: list[Schedule]) -> Entry:
+    def schedule(number: int) -> Schedule:
+        return schedules[number if number >= 0 else len(schedules)]
+
     def at(number: int | None) -> Schedule | None:
-        return None if number is None else schedules[number]
+        return None if number is None else schedule(number)
 
     contract = contracts[stored.contract]
     try:
@@ -339,7 +342,7 @@ def _entry(stored: _Entry, contracts: dict[str, str], schedules: list[Schedule])
         contract=contract,
         choices=tuple(
             Choice(
-                schedule=schedules[row.schedule],
+                schedule=schedule(row.schedule),
                 us=row.us,
                 runner_up=at(row.runner_up),
                 runner_up_us=row.runner_up_us,
@@ -350,7 +353,7 @@ def _entry(stored: _Entry, contracts: dict[str, str], schedules: list[Schedule])
         ),
         stock_us=stored.stock_us,
         struck=tuple(
-            Struck(m=m, schedule=schedules[number], why=why) for m, number, why in stored.struck
+            Struck(m=m, schedule=schedule(number), why=why) for m, number, why in stored.struck
         ),
     )
 

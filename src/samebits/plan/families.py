@@ -10,7 +10,7 @@ from samebits.errors import ContractError
 
 #: family -> modules that define its schedules, imported when the family is first used. The first
 #: has ``default(key: ScheduleKey, bucket: int) -> Schedule``, pure: bucket indexes BUCKETS,
-#: len(BUCKETS) is the open end.
+#: len(BUCKETS) is the open end; and, if it is tuned, ``candidates(key, bucket)``.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "linear": ("samebits.engines.triton.linear.schedule", "samebits.engines.vendor.schedule"),
     "grouped": ("samebits.engines.triton.grouped.schedule",),
@@ -28,8 +28,16 @@ def default_at(key: ScheduleKey, bucket: int) -> Schedule:
     Raises:
         ContractError: no family of kernels takes the key.
     """
+    if not has_schedules(key):
+        raise ContractError(f"{key} has no schedules: {sorted(FAMILIES)} on a GPU have")
     schedule: Schedule = import_module(_modules(key.op)[0]).default(key, bucket)
     return schedule
+
+
+def candidates_at(key: ScheduleKey, bucket: int) -> list[Schedule]:
+    """What a tuner should try in a bucket, each once, the default first. Errors as `default_at`."""
+    module = import_module(_modules(key.op)[0])
+    return list(dict.fromkeys([module.default(key, bucket), *module.candidates(key, bucket)]))
 
 
 def schedule_kinds(ops: Iterable[str]) -> dict[str, type[Schedule]]:

@@ -9,14 +9,19 @@ from samebits.engines.schedule import ScheduleKey
 from samebits.errors import ContractError
 from samebits.plan.contracts import ATTENTION_OPS, LINEAR_OPS, contract_for
 
+#: Families that are not named after the operation.
+_FAMILIES = {
+    **dict.fromkeys(LINEAR_OPS, "linear"),
+    **dict.fromkeys(ATTENTION_OPS, "attention"),
+    "grouped_linear": "grouped",
+}
+#: The operation that stands for a family in a contract's key.
+_OPS = {"grouped": "grouped_linear"}
+
 
 def family_of(op: str) -> str:
     """The family of kernels that an operation runs on."""
-    if op == "grouped_linear":
-        return "grouped"
-    if op in LINEAR_OPS:
-        return "linear"
-    return "attention" if op in ATTENTION_OPS else op
+    return _FAMILIES.get(op, op)
 
 
 @lru_cache(maxsize=4096)
@@ -49,6 +54,7 @@ def schedule_key(
         k=key.k if k is None else k,
         head_dim=key.head_dim,
         value_dim=key.value_dim,
+        kv_dtype=key.kv_dtype,
         group=group,
         experts=experts,
     )
@@ -60,10 +66,11 @@ def contract_at(key: ScheduleKey) -> Contract:
     Raises:
         ContractError: no contract covers the key, or its tree is none that the operation can have.
     """
-    linear, fp8 = key.op == "linear", key.dtype in ("e4m3", "e5m2")
+    op = _OPS.get(key.op, key.op)
+    linear, fp8 = op in LINEAR_OPS, key.dtype in ("e4m3", "e5m2")
     contract = contract_for(
         ContractKey(
-            op=key.op,
+            op=op,
             dtype=key.dtype,
             out_dtype=key.out_dtype,
             device=key.device,
@@ -71,6 +78,7 @@ def contract_at(key: ScheduleKey) -> Contract:
             k=key.k,
             head_dim=key.head_dim,
             value_dim=key.value_dim,
+            kv_dtype=key.kv_dtype,
             tree=key.tree if linear else None,
             scaling=key.scaling if linear and fp8 else None,
         )

@@ -19,6 +19,11 @@ from samebits.plan import tables
 from samebits.plan.document import Choice, Plan
 from samebits.plan.families import default_at
 from samebits.plan.keys import schedule_key
+from samebits.plan.stack import this_device_class
+
+__all__ = [
+    "Row", "back_to_tables", "in_force", "loaded", "put_in_force", "row_for", "this_device_class",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

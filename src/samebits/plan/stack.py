@@ -9,6 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 import torch
 
+from samebits.engines.driver import _cuda
+from samebits.engines.triton import CLASSES
+
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
     """What measured times, and schedules that name a vendor's algorithm, hold for.
@@ -45,7 +48,7 @@ def here(device_class: str) -> Stack:
     Args:
         device_class: "cpu" or a class of GPUs. Without such a GPU `device` is empty and `sms` 0.
     """
-    stack = Stack(device_class=device_class, torch=torch.__version__)
+    stack = Stack(device_class=device_class, torch=str(torch.__version__))
     if device_class == "cpu":
         return stack
     stack = msgspec.structs.replace(stack, triton=_triton(), cublaslt=cublaslt())
@@ -71,15 +74,10 @@ def gpu_of(device_class: str) -> int | None:
 
 @lru_cache(maxsize=1)
 def cublaslt() -> str:
-    """The version of the cuBLASLt that torch brings along, e.g. "13.1.0.3"; empty without CUDA."""
-    if torch.version.cuda is None:
+    """The version of the cuBLASLt that torch brings along, e.g. "13.1.0"; empty without one."""
+    if _cuda.lt_missing():
         return ""
-    try:
-        library = ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.partition('.')[0]}")
-    except OSError:
-        return ""
-    library.cublasLtGetVersion.restype = ctypes.c_size_t
-    number = int(library.cublasLtGetVersion())
+    number = _cuda.lt_version()
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
@@ -102,3 +100,13 @@ def _driver() -> str:
     found = library.nvmlSystemGetDriverVersion(text, len(text)) == 0
     library.nvmlShutdown()
     return text.value.decode() if found else ""
+
+
+def this_device_class() -> str:
+    """The class of this machine's first GPU that has contracts, else "cpu"."""
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found = CLASSES.get(torch.cuda.get_device_capability(index))
+            if found is not None:
+                return found
+    return "cpu"

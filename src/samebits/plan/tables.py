@@ -9,7 +9,10 @@ from samebits.plan import document
 from samebits.plan.document import Plan
 from samebits.plan.stack import Stack, cublaslt
 
-__all__ = ["committed", "cublaslt"]
+__all__ = ["ROOT", "committed", "cublaslt"]
+
+#: A folder for each device class.
+ROOT = resources.files(__package__) / "tables"
 
 
 @lru_cache(maxsize=16)
@@ -22,7 +25,7 @@ def committed(device_class: str) -> Plan:
     Raises:
         PlanError: a table was damaged, or the tables come from different stacks.
     """
-    folder = resources.files(__package__) / "tables" / device_class
+    folder = ROOT / device_class
     if not folder.is_dir():
         return Plan(stack=Stack(device_class=device_class), entries=())
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)

@@ -59,7 +59,8 @@ def candidates(
     y = torch.empty((m, n), dtype=out_dtype or dtype, device="cuda")
     product = describe(x, w, y, y.dtype, bias=y.dtype)
     found = {tuple(c.configuration): None for c in product.heuristic(_ASKED, _SCRATCH)}
-    for configuration in _others(next(iter(found)), m, n, k) if found else ():
+    short = 0 < len(found) < most
+    for configuration in _others(next(iter(found)), m, n, k) if short else ():
         if len(found) >= most:
             break
         found.update((tuple(c.configuration), None) for c in product.admissible([configuration]))

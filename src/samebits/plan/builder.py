@@ -1,0 +1,129 @@
+"""From a model or shapes to a plan: every key with its contract and its schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from samebits.contract import ContractKey
+from samebits.contract.operands import dtype_name
+from samebits.engines.schedule import BUCKETS, ScheduleKey
+from samebits.errors import PlanError
+from samebits.plan import planner, stack
+from samebits.plan.contracts import device_class_of, natural_output
+from samebits.plan.document import Choice, Entry, Plan
+from samebits.plan.families import default_at, has_schedules
+from samebits.plan.keys import contract_at, schedule_key
+from samebits.plan.models import Model, Weight, cuts, model_of
+
+Shapes = str | torch.nn.Module | Iterable[tuple[int, int]]
+
+
+def build(
+    model_or_shapes: Shapes,
+    *,
+    device: str,
+    dtype: Any = "bf16",
+    tp: Iterable[int] = (1,),
+) -> Plan:
+    """A plan for a model: contracts, and schedules from the plan in force or the defaults.
+
+    Nothing is measured and no GPU is needed; `samebits plan tune` measures. The same arguments
+    always give the same ids.
+
+    Args:
+        model_or_shapes: the name of a known model (`models.MODELS`), a module (its `Linear`
+            weights), or shapes (n, k) of weights.
+        device: device class: "cpu", "sm_90" (or "h100", "h200").
+        dtype: storage type of the operands; of a module, None takes its own.
+        tp: tensor-parallel sizes.
+
+    Raises:
+        PlanError: the model is not known, or cannot be cut.
+        ContractError: no contract covers a weight.
+    """
+    device = device_class_of(device)
+    keys = keys_of(model_or_shapes, device=device, dtype=dtype, tp=tp)
+    return Plan.of(entries_of(keys), stack.here(device), samebits=release())
+
+
+def entries_of(keys: Iterable[ScheduleKey]) -> list[Entry]:
+    """An entry for each key: of the plan in force, else the analytical defaults."""
+    keys = tuple(keys)
+    known = {
+        entry.key: entry
+        for device in {key.device for key in keys}
+        for entry in planner.in_force(device).entries
+    }
+    return [known.get(key) or default_entry(key) for key in keys]
+
+
+def keys_of(
+    model_or_shapes: Shapes, *, device: str, dtype: Any = "bf16", tp: Iterable[int] = (1,)
+) -> list[ScheduleKey]:
+    """The schedule keys of a model, each once: its weights in order, then its row operations.
+
+    A part of a weight comes with the tree of the whole weight, and with the tree that its own size
+    would have: the one is used by a caller who names the whole weight, the other by one who has
+    nothing but the part. Arguments and errors as `build`.
+    """
+    kind = dtype_name(dtype)
+    found: dict[ScheduleKey, None] = {}
+    for weight, n, k in cuts(_weights(model_or_shapes), tp):
+        for whole in ((weight.n, weight.k), (n, k)):
+            key = ContractKey(
+                op="grouped_linear" if weight.experts else "linear",
+                dtype=kind,
+                out_dtype=natural_output(kind),
+                device=device,
+                n=whole[0],
+                k=whole[1],
+            )
+            found[schedule_key(key, n, k, experts=weight.experts or None)] = None
+    if isinstance(model_or_shapes, str) and kind in ("bf16", "fp16"):
+        for key, length in _rows(model_of(model_or_shapes), kind, device):
+            found[schedule_key(key, k=length)] = None
+    return list(found)
+
+
+def _rows(model: Model, dtype: str, device: str) -> Iterator[tuple[ContractKey, int]]:
+    """Row operations of a decoder, each with the length of its rows."""
+    yield ContractKey("rms_norm", dtype, dtype, device), model.hidden
+    yield ContractKey("log_softmax", dtype, "fp32", device), model.vocab
+
+
+def _weights(model_or_shapes: Shapes) -> list[Weight]:
+    if isinstance(model_or_shapes, str):
+        return list(model_of(model_or_shapes).weights)
+    if isinstance(model_or_shapes, torch.nn.Module):
+        linear = (m for m in model_or_shapes.modules() if isinstance(m, torch.nn.Linear))
+        shapes: Iterable[tuple[int, int]] = [(m.out_features, m.in_features) for m in linear]
+    else:
+        shapes = model_or_shapes
+    weights = []
+    for shape in dict.fromkeys(tuple(shape) for shape in shapes):
+        if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in shape):
+            raise PlanError(f"shape {shape}: give (n, k), the output features and the length of k")
+        weights.append(Weight(f"{shape[0]}x{shape[1]}", *shape))
+    if not weights:
+        raise PlanError("there is nothing to plan: no shape was given, and no module was linear")
+    return weights
+
+
+def default_entry(key: ScheduleKey) -> Entry:
+    """The entry of a key that nobody has measured: the analytical defaults."""
+    choices: tuple[Choice, ...] = ()
+    if has_schedules(key):
+        choices = tuple(
+            Choice(schedule=default_at(key, bucket)) for bucket in range(len(BUCKETS) + 1)
+        )
+    return Entry(key=key, contract=contract_at(key).text, choices=choices)
+
+
+def release() -> str:
+    """This release of samebits."""
+    import samebits
+
+    return samebits.__version__
