@@ -16,6 +16,7 @@ def test_the_exports_are_pinned() -> None:
         "disable",
         "enable",
         "ops",
+        "plan",
         "status",
     ]
     assert callable(samebits.check) and samebits.check.__name__ == "check"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from samebits import cli_plan
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -17,6 +19,7 @@ bench_app = typer.Typer(
     help="Costs against stock PyTorch, measured in turns.", no_args_is_help=True
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(cli_plan.app, name="plan")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,214 @@
+"""Plans in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from samebits.engines.schedule import BUCKETS, Schedule
+from samebits.plan.diff import Difference
+from samebits.plan.document import Entry, Plan
+from samebits.plan.tune import Outcome, Step
+from samebits.plan.verify import Verdict
+
+
+def show(plan: Plan, console: Console, entries: Iterable[Entry] | None = None) -> None:
+    """The plan's ids and stack, and a line for each key; or the buckets of some entries."""
+    console.print(f"[bold]{escape(str(plan))}[/], schedules {plan.schedules_id}", highlight=False)
+    stack = plan.stack
+    parts = [stack.device, f"driver {stack.driver}" if stack.driver else "", f"torch {stack.torch}"]
+    parts += [f"Triton {stack.triton}" if stack.triton else ""]
+    parts += [f"cuBLASLt {stack.cublaslt}" if stack.cublaslt else ""]
+    parts += [f"samebits {plan.samebits}" if plan.samebits else ""]
+    parts += [f"measured {plan.tuned}" if plan.tuned else "not measured"]
+    console.print(", ".join(part for part in parts if part), style="dim", highlight=False)
+    console.print()
+    if entries is None:
+        console.print(_summary(plan))
+        return
+    for entry in entries:
+        console.print(f"[bold]{escape(str(entry.key))}[/]", highlight=False)
+        console.print(escape(entry.contract.strip()), style="dim", highlight=False)
+        console.print(_buckets(entry))
+        for struck in entry.struck:
+            console.print(f"[red]struck out[/] {describe(struck.schedule)}: {escape(struck.why)}")
+
+
+def describe(schedule: Schedule | None) -> str:
+    """A schedule in a few words: its kind and the fields that are not the default."""
+    if schedule is None:
+        return ""
+    raw = msgspec.to_builtins(schedule)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(type(schedule))}
+    words = [str(raw.pop("kind"))]
+    for name, value in raw.items():
+        if value is True:
+            words.append(name)
+        elif value != defaults.get(name):
+            words.append(f"{name} {value}")
+    return ", ".join(words)
+
+
+#: Columns that are never cut.
+_WIDTHS = {"op": 9, "n": 6, "k": 5, "dtype": 5, "ratio": 5, "worst": 5, "M": 6, "µs": 6}
+
+
+def _kind(schedule: Schedule) -> str:
+    return str(type(schedule).__struct_config__.tag)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        right = name in ("n", "k", "M", "µs", "stock µs", "ratio", "worst")
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            no_wrap=True,
+            min_width=_WIDTHS.get(name),
+            max_width=18 if name == "tree" else None,
+        )
+    return table
+
+
+def _summary(plan: Plan) -> Table:
+    table = _table("op", "n", "k", "dtype", "tree", "schedules", "ratio", "worst")
+    for entry in sorted(plan.entries, key=lambda e: (e.key.op, e.key.k or 0, e.key.n or 0)):
+        key = entry.key
+        kinds = Counter(_kind(c.schedule) for c in entry.choices)
+        size = str(key.n or key.head_dim or ""), str(key.k or key.value_dim or "")
+        found = ratios(entry)
+        table.add_row(
+            key.op, *size, key.dtype, key.tree,
+            ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "[dim]none[/]",
+            _ratio(geometric_mean(found)) if found else "", _ratio(min(found)) if found else "",
+        )  # fmt: skip
+    return table
+
+
+def _buckets(entry: Entry) -> Table:
+    table = _table("M", "schedule", "µs", "stock µs", "ratio", "second", "µs", "own", "µs")
+    found = ratios(entry)
+    for bucket, choice in enumerate(entry.choices):
+        open_end = bucket == len(BUCKETS)
+        table.add_row(
+            f"> {BUCKETS[-1]}" if open_end else str(BUCKETS[bucket]),
+            describe(choice.schedule), _us(choice.us),
+            _us(entry.stock_us[bucket]) if found and not open_end else "",
+            _ratio(found[bucket]) if found and not open_end else "",
+            describe(choice.runner_up), _us(choice.runner_up_us),
+            describe(choice.own), _us(choice.own_us),
+        )  # fmt: skip
+    return table
+
+
+def ratios(entry: Entry) -> list[float]:
+    """How many times faster than PyTorch's own operation, by bucket; empty if not measured."""
+    pairs = zip(entry.stock_us, entry.choices, strict=False)
+    return [stock / choice.us for stock, choice in pairs if choice.us]
+
+
+def geometric_mean(numbers: list[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(math.fsum(map(math.log, numbers)) / len(numbers))
+
+
+def _us(us: float | None) -> str:
+    return "" if us is None else f"{us:.1f}"
+
+
+def _ratio(ratio: float) -> str:
+    colour = "green" if ratio >= 1 else "yellow" if ratio >= 0.9 else "red"
+    return f"[{colour}]{ratio:.2f}x[/]"
+
+
+def verdicts(found: Iterable[Verdict], console: Console) -> bool:
+    """A line for every key as it comes; whether all hold."""
+    holds = True
+    for verdict in found:
+        mark = "[green]✓ same bits[/]" if verdict.holds else "[red]✗[/]"
+        console.print(
+            f"{mark} {escape(str(verdict.key))} [dim]{verdict.compared} schedules[/]",
+            highlight=False,
+        )
+        for struck in verdict.struck:
+            console.print(f"  [red]struck out[/] {describe(struck.schedule)}: {escape(struck.why)}")
+        for schedule in verdict.unsuitable:
+            console.print(f"  [red]does not run here[/] {describe(schedule)}")
+        holds &= verdict.holds
+    return holds
+
+
+def difference(found: Difference, console: Console) -> None:
+    """What changed, bits first."""
+    if not found.changes:
+        console.print("the same contracts and the same schedules")
+    elif not found.bits:
+        console.print("[green]the same bits[/] for every key that both plans have")
+    else:
+        console.print("[red]other bits[/]")
+    for kind in ("bits", "removed", "added", "speed"):
+        for change in found.changes:
+            if change.kind != kind:
+                continue
+            colour = "red" if kind == "bits" else "dim"
+            console.print(f"[{colour}]{kind:<8}[/] {escape(str(change.key))}", highlight=False)
+            if change.contracts:
+                for side, text in zip(("-", "+"), change.contracts, strict=True):
+                    for line in text.splitlines():
+                        console.print(f"    {side} {escape(line)}", style="dim", highlight=False)
+            for m, before, after in change.buckets:
+                rows = f"> {BUCKETS[-1]}" if m is None else f"≤ {m}"
+                console.print(
+                    f"    M {rows}: {describe(before)} → {describe(after)}", highlight=False
+                )
+    for line in found.stack:
+        console.print(f"[dim]stack    {escape(line)}[/]", highlight=False)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[Step], None]]:
+    """A progress bar for the length of the block; gives the callback for `tune`."""
+    columns = (
+        BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(step: Step) -> None:
+            bar.update(task, total=step.total, completed=step.done, description=str(step.key))
+
+        yield tell
+
+
+def outcome(found: Outcome, console: Console) -> None:
+    """What a tuning session did."""
+    plan = found.plan
+    console.print(f"[bold]{escape(str(plan))}[/], schedules {plan.schedules_id}", highlight=False)
+    measured = [ratio for entry in plan.entries for ratio in ratios(entry)]
+    if measured:
+        console.print(
+            f"against stock PyTorch: geometric mean {_ratio(geometric_mean(measured))}, worst "
+            f"{_ratio(min(measured))} of {len(measured)}",
+            highlight=False,
+        )
+    for entry in found.struck:
+        for struck in entry.struck:
+            console.print(
+                f"[red]struck out[/] {escape(str(entry.key))}: {describe(struck.schedule)}: "
+                f"{escape(struck.why)}",
+                highlight=False,
+            )
+    for key, why in found.failed.items():
+        console.print(f"[red]failed[/] {escape(str(key))}: {escape(why)}", highlight=False)
+    if found.left:
+        console.print(f"[yellow]{len(found.left)} keys not reached: run it again to go on[/]")
