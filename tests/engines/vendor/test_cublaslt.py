@@ -24,7 +24,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 def contract(n: int = 64, k: int = 64, dtype: str = "bf16", tree: Any = None) -> LinearContract:
     if tree is not None:
         return LinearContract(tree, hopper_mma(dtype), dtype, dtype)
-    out = "bf16" if dtype == "e4m3" else dtype
+    out = {"e4m3": "bf16", "tf32": "fp32"}.get(dtype, dtype)
     found = contract_for(
         ContractKey(op="linear", dtype=dtype, out_dtype=out, device="sm_90", n=n, k=k)
     )
@@ -101,6 +101,7 @@ def test_contracts_that_are_not_taken() -> None:
     for tree in (Chain(), Split(4)):
         assert cublaslt.refusal(contract(tree=tree), **operands()) is None
     assert cublaslt.refusal(contract(dtype="e4m3"), **operands()) is not None
+    assert cublaslt.refusal(contract(dtype="tf32"), **operands()) == "the contract multiplies tf32"
     relu = LinearContract(
         Chain(), hopper_mma("bf16"), "bf16", "bf16", epilogue=("alpha", "bias", "relu")
     )

@@ -42,14 +42,14 @@ def test_the_model_prefers_whole_waves() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("shape", [(1, 512, 512), (192, 1024, 512), (333, 136, 1096)])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_candidates_are_admitted(shape: tuple[int, int, int], dtype: str) -> None:
     m, n, k = shape
     key = ContractKey(op="linear", dtype=dtype, out_dtype=dtype, device="sm_90", n=n, k=k)
     contract = contract_for(key)
     assert isinstance(contract, LinearContract)
     found = tuning.candidates(m, n, k, tuning._DTYPES[dtype])
-    assert len(found) >= 8 and len(set(found)) == len(found)
+    assert len(found) >= (1 if dtype == "fp32" else 16) and len(set(found)) == len(found)
     for schedule in found:
         assert tuning.admit(contract, schedule, m, n, k) is None, schedule
 

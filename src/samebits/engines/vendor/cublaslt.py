@@ -1,8 +1,11 @@
 """Matrix products by cuBLASLt with a pinned algorithm.
 
 A non-split algorithm of sm_90 walks k once, in ascending order, with the accumulator in the tensor
-core: the tree `chain`. Trees of several leaves are as many products, one after another, onto one
-fp32 matrix: the library adds beta * C after the leaf is complete, by one IEEE addition.
+core: the tree `chain`. For fp32 operands the library's pedantic mode is the chain of IEEE fma; its
+tf32 products have other bits than the chip's own step and are not taken.
+
+Trees of several leaves are as many products, one after another, onto one fp32 matrix: the library
+adds beta * C after the leaf is complete, by one IEEE addition.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from samebits.errors import DeviceError
 
 #: cudaDataType by torch dtype.
 TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}
-#: cublasComputeType_t: fp32 accumulation; fp32 operands by fma on CUDA cores; as tf32.
-COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32 = 68, 69, 77
+#: cublasComputeType_t: fp32 accumulation; fp32 operands by fma on CUDA cores.
+COMPUTE_32F, COMPUTE_32F_PEDANTIC = 68, 69
 #: Every address and every stride is a multiple of so many bytes, or the product is not taken.
 ALIGNMENT = 16
 #: Plans that are kept; one takes some hundred bytes of host memory.
@@ -84,6 +87,8 @@ def refusal(
     tree = contract.tree
     if not isinstance(tree, Chain) and not _ascending(tree):
         return f"the tree is {tree}, not a chain or an ascending fold of chains"
+    if contract.input not in ("bf16", "fp16", "fp32"):
+        return f"the contract multiplies {contract.input}"
     if contract.scaling != "none" or set(contract.epilogue) - {"alpha", "bias"}:
         return f"scaling {contract.scaling}, epilogue {contract.epilogue}"
     if min(*y.shape, x.shape[-1]) < 1:
@@ -146,7 +151,7 @@ class _Plan:
         self.products = [
             describe(
                 x[..., start:stop], w[..., start:stop], y, y.dtype if chain else torch.float32,
-                tf32=contract.input == "tf32", bias=y.dtype if chain and self.row_bias else None,
+                bias=y.dtype if chain and self.row_bias else None,
             )
             for start, stop in self.leaves
         ]  # fmt: skip
@@ -211,7 +216,6 @@ def describe(
     y: torch.Tensor,
     result: torch.dtype,
     *,
-    tf32: bool = False,
     bias: torch.dtype | None = None,
 ) -> _cuda.Product:
     """The library's descriptors of y = x @ w.T: y.T = w @ x.T, column major.
@@ -219,13 +223,10 @@ def describe(
     Args:
         x, w, y: operands as `run` takes them.
         result: dtype of what is stored with the strides of y.
-        tf32: fp32 operands go through the tensor cores.
         bias: dtype of a bias [N], if there is one.
     """
     k, (m, n) = x.shape[-1], y.shape[-2:]
-    compute = COMPUTE_32F
-    if x.dtype is torch.float32:
-        compute = COMPUTE_32F_FAST_TF32 if tf32 else COMPUTE_32F_PEDANTIC
+    compute = COMPUTE_32F_PEDANTIC if x.dtype is torch.float32 else COMPUTE_32F
     a, turned_a = _operand(w, n, k)
     b, turned_b = _operand(x, m, k)
     d = _cuda.Layout(TYPES[result], n, m, _leading(y), _apart(y))

@@ -16,7 +16,7 @@ from samebits.engines.vendor.schedule import CublasLt
 from samebits.engines.vendor.tiles import CLUSTERS, TILES
 
 _DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32,
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
 }  # fmt: skip
 #: Algorithms that one question to the library's heuristic may return.
 _ASKED = 64
@@ -41,10 +41,11 @@ def candidates(
 ) -> list[CublasLt]:
     """Schedules for ``y[m, n] = x[m, k] @ w[n, k].T`` with contiguous rows, the likeliest first.
 
-    The library's own favourites (8 at most), then other tiles of its first algorithm in the order
-    of a model of waves. None splits k; all can add a bias. On an H200, over 50 sizes, the fastest
-    of the favourites took 2.3 % more time than the fastest that a sweep of some 200 found, and the
-    fastest of them and 8 others 1.0 % more.
+    The library's own favourites (8 at most), then, on tensor cores, other tiles of its first
+    algorithm in the order of a model of waves. None splits k; all can add a bias.
+
+    On an H200, over 50 sizes, the fastest of the favourites took 2.3 % more time than the fastest
+    that a sweep of some 200 found, and the fastest of them and 8 others 1.0 % more.
 
     Args:
         m, n, k: sizes of the product.
@@ -59,8 +60,8 @@ def candidates(
     y = torch.empty((m, n), dtype=out_dtype or dtype, device="cuda")
     product = describe(x, w, y, y.dtype, bias=y.dtype)
     found = {tuple(c.configuration): None for c in product.heuristic(_ASKED, _SCRATCH)}
-    short = 0 < len(found) < most
-    for configuration in _others(next(iter(found)), m, n, k) if short else ():
+    modelled = 0 < len(found) < most and dtype is not torch.float32
+    for configuration in _others(next(iter(found)), m, n, k) if modelled else ():
         if len(found) >= most:
             break
         found.update((tuple(c.configuration), None) for c in product.admissible([configuration]))

@@ -8,6 +8,7 @@
 NB_MODULE(_cuda, m) {
   namespace nb = nanobind;
   using namespace samebits::cuda;
+  nb::set_leak_warnings(false);  // launchers and products live as long as the process, on purpose
   m.doc() = "The CUDA driver and cuBLASLt, called directly. Imports anywhere; says what is missing when it is used.";
   m.def("missing", [] { return driver_missing(); }, "Why kernels cannot be launched; empty if they can.");
   m.def("driver_version", [] {
