@@ -124,7 +124,7 @@ def run_once(key: ScheduleKey, m: int, schedule: Schedule) -> None:
     assert isinstance(contract, LinearContract) and isinstance(schedule, GroupedSchedule)
     experts, n, k = key.experts or 1, key.n or 0, key.k or 0
     x = torch.empty(m, k, dtype=DTYPES[key.dtype], device="cuda")
-    weight = torch.empty(1, n, k, dtype=x.dtype, device="cuda").expand(experts, n, k)
+    weight = torch.empty(experts, n, k, dtype=x.dtype, device="cuda")
     offsets = torch.linspace(0, m, experts + 1, device="cuda").long()
     grouped_linear(
         contract, schedule, x, weight, contiguous_groups(offsets, m),

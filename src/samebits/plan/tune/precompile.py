@@ -43,7 +43,8 @@ def distinct(keys: Iterable[ScheduleKey]) -> Iterator[Job]:
     """One job for each kernel that Triton compiles anew, the longest compilations first.
 
     Triton compiles for a schedule and for what it sees of the arguments: which are 1, which are
-    multiples of 16, whether blocks of k come out even, how many leaves there are.
+    multiples of 16, whether blocks of k come out even, how many leaves there are. The smallest
+    weight of those that share a kernel stands for all.
     """
     found: dict[object, Job] = {}
     for key in filter(measurable, keys):
@@ -54,8 +55,13 @@ def distinct(keys: Iterable[ScheduleKey]) -> Iterator[Job]:
                     schedule, key.op, key.tree, key.dtype, key.out_dtype, key.experts,
                     k % 256 if k % 256 in (0, 128) else -1, n % 16 == 0, m == 1, m % 16 == 0,
                 )  # fmt: skip
-                found.setdefault(seen, (key, m, schedule))
+                if seen not in found or _size(key) < _size(found[seen][0]):
+                    found[seen] = key, m, schedule
     yield from sorted(found.values(), key=lambda job: -job[1])
+
+
+def _size(key: ScheduleKey) -> int:
+    return (key.n or 0) * (key.k or 0) * (key.experts or 1)
 
 
 def _begin(index: int) -> None:
