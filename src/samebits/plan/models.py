@@ -106,10 +106,10 @@ def decoder(
 
 MODELS: dict[str, Model] = {
     "llama-3-8b": decoder(hidden=4096, heads=32, kv_heads=8, intermediate=14336, vocab=128256),
-    "llama-3-70b": decoder(hidden=8192, heads=64, kv_heads=8, intermediate=28672, vocab=128256),
-    "qwen3-0.6b": decoder(hidden=1024, heads=16, kv_heads=8, intermediate=3072, vocab=151936),
     "qwen3-8b": decoder(hidden=4096, heads=32, kv_heads=8, intermediate=12288, vocab=151936),
     "qwen3-32b": decoder(hidden=5120, heads=64, kv_heads=8, intermediate=25600, vocab=151936),
+    "llama-3-70b": decoder(hidden=8192, heads=64, kv_heads=8, intermediate=28672, vocab=128256),
+    "qwen3-0.6b": decoder(hidden=1024, heads=16, kv_heads=8, intermediate=3072, vocab=151936),
     "mixtral-8x7b": decoder(
         hidden=4096, heads=32, kv_heads=8, intermediate=14336, vocab=32000, experts=8
     ),
