@@ -36,7 +36,10 @@ class Pools:
     @cached_property
     def graphs(self) -> Any:
         """Memory that all captured graphs share, for none of them run at the same time."""
-        return torch.cuda.graph_pool_handle()
+        handle = torch.cuda.graph_pool_handle()
+        one = torch.zeros(1, device=self.device) + 1
+        self._anchor = Captured(lambda _: one.add_(1), 1, 1, handle)  # a pool of no graph is gone
+        return handle
 
     def numbers(self, count: int) -> torch.Tensor:
         """At least `count` numbers: normal, with exponents spread over 2^+-4."""
