@@ -72,7 +72,7 @@ def test_show_sums_up_and_goes_into_detail(file: Path) -> None:
         assert word in text
     status, text = run("show", file, "--shape", "576,7168")
     assert status == 0
-    for word in ("split(4)", "test.vendor, algorithm 66", "test.own, tile 64, warps 8", "> 8192",
+    for word in ("split(4)", "test.vendor algorithm 66", "test.own tile 64 w8", "> 8192",
                  "struck out", "2 of 9 elements differ"):  # fmt: skip
         assert word in text
     assert "4096 x 4096" not in text

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from samebits.engines.schedule import BUCKETS, Schedule
+from samebits.engines.vendor.schedule import CublasLt
+from samebits.engines.vendor.tiles import CLUSTERS, TILES
 from samebits.plan.diff import Difference
 from samebits.plan.document import Entry, Plan
 from samebits.plan.tune import Outcome, Step
@@ -42,19 +44,37 @@ def show(plan: Plan, console: Console, entries: Iterable[Entry] | None = None) -
             console.print(f"[red]struck out[/] {describe(struck.schedule)}: {escape(struck.why)}")
 
 
+#: Fields that are said in short, or not at all.
+_SHORT = {"warps": "w", "num_warps": "w", "stages": "s", "num_stages": "s"}
+_TILE = ("block_m", "block_n", "block_k")
+
+
 def describe(schedule: Schedule | None) -> str:
-    """A schedule in a few words: its kind and the fields that are not the default."""
+    """A schedule in a few words: kind, tile, and what else is not the default."""
     if schedule is None:
         return ""
+    if isinstance(schedule, CublasLt):
+        return _vendor(schedule)
     raw = msgspec.to_builtins(schedule)
     defaults = {field.name: field.default for field in msgspec.structs.fields(type(schedule))}
-    words = [str(raw.pop("kind"))]
+    tile = "x".join(str(raw.pop(name)) for name in _TILE if name in raw)
+    words = [str(raw.pop("kind")).removeprefix("triton."), tile]
     for name, value in raw.items():
-        if value is True:
+        if name in _SHORT:
+            words.append(f"{_SHORT[name]}{value}")
+        elif value is True:
             words.append(name)
         elif value != defaults.get(name):
             words.append(f"{name} {value}")
-    return ", ".join(words)
+    return " ".join(word for word in words if word)
+
+
+def _vendor(schedule: CublasLt) -> str:
+    """The library's numbers in the library's order of axes: n first."""
+    rows, cols = TILES.get(schedule.tile, (0, 0))
+    across, down = CLUSTERS.get(schedule.cluster, (0, 0))
+    words = f"{schedule.library} {schedule.algorithm} {rows}x{cols} cluster {across}x{down}"
+    return words + (f" option {schedule.option}" if schedule.option else "")
 
 
 #: Columns that are never cut.
@@ -68,7 +88,7 @@ def _kind(schedule: Schedule) -> str:
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        right = name in ("n", "k", "M", "µs", "stock µs", "ratio", "worst")
+        right = name in ("n", "k", "M", "µs", "stock", "ratio", "worst")
         table.add_column(
             name,
             justify="right" if right else "left",
@@ -95,7 +115,7 @@ def _summary(plan: Plan) -> Table:
 
 
 def _buckets(entry: Entry) -> Table:
-    table = _table("M", "schedule", "µs", "stock µs", "ratio", "second", "µs", "own", "µs")
+    table = _table("M", "schedule", "µs", "stock", "ratio", "second", "µs", "own", "µs")
     found = ratios(entry)
     for bucket, choice in enumerate(entry.choices):
         open_end = bucket == len(BUCKETS)
