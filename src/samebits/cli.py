@@ -113,6 +113,46 @@ def bench_cpu(
         raise typer.Exit(2) from None
 
 
+@bench_app.command("gpu")
+def bench_gpu(
+    area: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="linear, skinny, attention, rows, moe or layer; may be repeated (default: all)"
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a few points of each area")] = False,
+    json: Annotated[Path | None, typer.Option(help="write all figures to this file")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="draw them to this file (.svg or .png; needs matplotlib)")
+    ] = None,
+) -> None:
+    """Speed on this GPU against cuBLAS, cuDNN and torch, from replays of CUDA graphs."""
+    from rich.console import Console
+
+    from samebits.bench import gpu
+    from samebits.bench.gpu_timing import ceilings
+    from samebits.check.environment import gpu_environment
+    from samebits.errors import SamebitsError
+    from samebits.report import gpu_costs
+
+    try:
+        about = gpu_environment()
+        if picture is not None:
+            from samebits.report import gpu_picture
+
+            gpu_picture.needs()
+        wanted = gpu.select(tuple(area) if area else gpu.AREAS)
+        lines = gpu_costs.show(gpu.run(wanted, quick=quick), ceilings(), Console())
+        if json is not None:
+            gpu.save(json, lines, ceilings(), about)
+        if picture is not None:
+            gpu_picture.draw(lines, ceilings(), about, picture)
+    except SamebitsError as error:
+        typer.echo(f"samebits bench: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
 @app.command()
 def env() -> None:
     """Versions, processor, and what the switch covers here."""

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from samebits.bench.gpu_timing import Ceilings, Race
+from samebits.errors import SettingError
 
 #: Areas in the order of the report; module ``samebits.bench.gpu_<area>``.
 AREAS: tuple[str, ...] = ("linear", "skinny", "attention", "rows", "moe", "layer")
@@ -90,20 +91,25 @@ def line(
     x: float | None = None,
 ) -> Line:
     """The line of a race."""
-    return Line(
-        area, group, case, race.seconds, against, flops, size, target, race.errors, x
-    )
+    return Line(area, group, case, race.seconds, against, flops, size, target, race.errors, x)
+
+
+def select(areas: Iterable[str]) -> tuple[str, ...]:
+    """The areas by name, in the order of the report.
+
+    Raises:
+        SettingError: an area does not exist.
+    """
+    wanted = set(areas)
+    if unknown := wanted - set(AREAS):
+        raise SettingError(
+            f"bench gpu has no area {', '.join(sorted(unknown))}: use some of {', '.join(AREAS)}"
+        )
+    return tuple(area for area in AREAS if area in wanted)
 
 
 def run(areas: tuple[str, ...] = AREAS, *, quick: bool = False) -> Iterator[Line]:
-    """Runs the areas and yields their lines as they come.
-
-    Raises:
-        ValueError: an area does not exist.
-    """
-    for area in areas:
-        if area not in AREAS:
-            raise ValueError(f"bench gpu has no area {area!r}: use some of {', '.join(AREAS)}")
+    """Runs the areas and yields their lines as they come."""
     for area in areas:
         lines: Callable[[bool], Iterable[Line]] = import_module(f"samebits.bench.gpu_{area}").lines
         yield from lines(quick)

@@ -67,7 +67,7 @@ def _line(kind: str, batch: int, queries: int, keys: int, target: float) -> Line
     return line(
         "attention",
         kind,
-        f"{kind} B={batch} T={queries} L={keys}" if not causal else f"{kind} B={batch} T={keys}",
+        f"{kind} B={batch} T={keys}" if causal else f"{kind} B={batch} L={keys}",
         result,
         against=(CUDNN,),
         flops=4.0 * batch * HEADS * D * pairs,

@@ -40,9 +40,7 @@ def lines(quick: bool) -> Iterator[Line]:
         yield from weight_lines("linear", n, k, QUICK_ROWS if quick else ROWS, TARGET)
 
 
-def weight_lines(
-    area: str, n: int, k: int, rows: tuple[int, ...], target: float
-) -> Iterator[Line]:
+def weight_lines(area: str, n: int, k: int, rows: tuple[int, ...], target: float) -> Iterator[Line]:
     """Lines of one bf16 weight [n, k]."""
     sets = sets_for(2 * n * k)
     weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]

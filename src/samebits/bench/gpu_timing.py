@@ -8,7 +8,8 @@ the median of the rounds counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
@@ -16,6 +17,8 @@ from statistics import median
 import torch
 
 from samebits.engines.replay import Captured, Work
+
+State = Callable[[], AbstractContextManager[object]]
 
 #: Bytes that a rotation reads before it comes back to its first set: several times the L2.
 ROTATION = 256 * 2**20
@@ -56,19 +59,27 @@ def capture(work: Work, sets: int = 1) -> Captured:
     return Captured(work, sets, min(-(-calls // sets) * sets, MOST_CALLS))
 
 
-def race(contenders: Mapping[str, Work], *, sets: int = 1, rounds: int = 7) -> Race:
+def race(
+    contenders: Mapping[str, Work],
+    *,
+    sets: int = 1,
+    states: Mapping[str, State] | None = None,
+    rounds: int = 7,
+) -> Race:
     """Median seconds of one call of every contender, measured in turns.
 
     Args:
         contenders: name -> one call on the i-th set of buffers, i < sets.
         sets: how many sets there are (`sets_for`).
+        states: name -> context manager of the contender's capture; a replay does not need it.
         rounds: replays of each contender that count; one more before them does not.
     """
     captured: dict[str, Captured] = {}
     errors: dict[str, str] = {}
     for name, work in contenders.items():
         try:
-            captured[name] = capture(work, sets)
+            with (states or {}).get(name, nullcontext)():
+                captured[name] = capture(work, sets)
         except Exception as error:  # noqa: PERF203
             errors[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     found: dict[str, list[float]] = {name: [] for name in captured}

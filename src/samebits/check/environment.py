@@ -10,7 +10,7 @@ import torch
 
 from samebits.engines import cpu
 from samebits.engines.triton import device_class
-from samebits.errors import DTypeError
+from samebits.errors import DeviceError, DTypeError
 
 
 def environment(device: torch.device | None = None) -> dict[str, str]:
@@ -22,6 +22,21 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
         "engine": f"cpu, {cpu.isa()}",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def gpu_environment() -> dict[str, str]:
+    """What a benchmark of the current GPU says about the machine.
+
+    Raises:
+        DeviceError: there is no GPU that torch can use.
+    """
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        raise DeviceError(
+            "torch sees no NVIDIA GPU here: install a CUDA build of torch, or run `samebits bench "
+            "cpu`"
+        )
+    device: int = torch.cuda.current_device()
+    return environment(torch.device("cuda", device))
 
 
 def _software() -> dict[str, str]:

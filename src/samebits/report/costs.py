@@ -26,16 +26,19 @@ def show(rows: Iterable[Row], *, as_json: bool = False, console: Console | None 
     with Live(table, console=console, refresh_per_second=4, vertical_overflow="visible"):
         for row in rows:
             area, last = (row.area if row.area != last else ""), row.area
-            table.add_row(area, row.name, _time(row.stock), _time(row.ours), _ratio(row), _aim(row))
+            table.add_row(area, row.name, _shown(row.stock), _shown(row.ours), _ratio(row), _aim(row))
 
 
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def duration(seconds: float) -> str:
+    """Seconds in a unit that suits them."""
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
+
+
+def _shown(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
 
 
 def _ratio(row: Row) -> str:
