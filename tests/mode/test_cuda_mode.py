@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from test_tested import ELEMENTWISE, values
 
 import samebits as sb
 from samebits import bits
 from samebits.errors import UncoveredError
 from samebits.models import tiny
-from test_tested import ELEMENTWISE, values
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -26,7 +26,9 @@ def show(rows: Iterable[Row], *, as_json: bool = False, console: Console | None 
     with Live(table, console=console, refresh_per_second=4, vertical_overflow="visible"):
         for row in rows:
             area, last = (row.area if row.area != last else ""), row.area
-            table.add_row(area, row.name, _shown(row.stock), _shown(row.ours), _ratio(row), _aim(row))
+            table.add_row(
+                area, row.name, _shown(row.stock), _shown(row.ours), _ratio(row), _aim(row)
+            )
 
 
 def duration(seconds: float) -> str:

@@ -49,7 +49,7 @@ def draw(lines: list[Line], ceilings: Ceilings, about: dict[str, str], path: Pat
     curves = [a for a in areas if a in _CURVES]
     dots = [a for a in areas if a not in _CURVES]
     heights = [3.3] * bool(curves) + [0.75 + 0.22 * len(_of(lines, a)) for a in dots]
-    style = {
+    style: dict[Any, Any] = {
         "font.size": 9, "axes.edgecolor": _LIGHT, "axes.labelcolor": _GREY, "text.color": _INK,
         "xtick.color": _GREY, "ytick.color": _INK, "axes.spines.top": False,
         "axes.spines.right": False, "svg.fonttype": "none", "font.family": "sans-serif",

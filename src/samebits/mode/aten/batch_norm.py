@@ -11,8 +11,9 @@ from samebits.engines.cpu import norm as engine
 from samebits.mode.aten.norm import covered as _covered
 from samebits.mode.aten.norm import in_format_of
 from samebits.mode.fallback import stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, aten
 from samebits.ops import norm, reduce
+from samebits.ops.norm import composed
 
 _F32 = torch.float32
 
@@ -31,11 +32,14 @@ def _batch_norm(name: Any, input: torch.Tensor, *rest: Any) -> Any:
         return name.uncovered(_BATCH_STATISTICS, input, *rest)
     if not _covered(input, weight, bias, mean, var):
         return name.uncovered(f"no contract covers {input.dtype} here", input, *rest)
-    out, _, _ = norm.batch_norm_with(input, mean, var, weight, bias, eps)
-    return in_format_of(input, out), torch.empty(0), torch.empty(0)
+    if input.is_cuda:
+        out = composed.batch_norm(input, mean, var, weight, bias, eps)
+    else:
+        out, _, _ = norm.batch_norm_with(input, mean, var, weight, bias, eps)
+    return in_format_of(input, out), input.new_empty(0), input.new_empty(0)
 
 
-@aten("native_batch_norm")
+@aten("native_batch_norm", key=DENSE)
 def native_batch_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -50,7 +54,7 @@ def native_batch_norm(
     return _batch_norm(_NATIVE_BATCH_NORM, input, *rest)
 
 
-@aten("_native_batch_norm_legit")
+@aten("_native_batch_norm_legit", key=DENSE)
 def native_batch_norm_legit(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -65,7 +69,7 @@ def native_batch_norm_legit(
     return _batch_norm(_BATCH_NORM_LEGIT, input, *rest)
 
 
-@aten("_native_batch_norm_legit.no_stats")
+@aten("_native_batch_norm_legit.no_stats", key=DENSE)
 def native_batch_norm_no_stats(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -78,7 +82,7 @@ def native_batch_norm_no_stats(
     return _BATCH_NORM_NO_STATS.uncovered(_BATCH_STATISTICS, *args)
 
 
-@aten("native_batch_norm_backward")
+@aten("native_batch_norm_backward", key=DENSE)
 def native_batch_norm_backward(
     grad_out: torch.Tensor,
     input: torch.Tensor,
@@ -109,7 +113,8 @@ def native_batch_norm_backward(
     channels = input.shape[1]
     per_channel = (1, channels, 1)
     g = grad_out.to(_F32).reshape(input.shape[0], channels, -1)
-    r = engine.reciprocal_deviation(running_var.to(_F32), eps).view(per_channel)
+    deviation = composed if input.is_cuda else engine
+    r = deviation.reciprocal_deviation(running_var.to(_F32), eps).view(per_channel)
     dx = dw = db = None
     if output_mask[0]:
         dy = g if weight is None else g * weight.to(_F32).view(per_channel)
@@ -134,7 +139,7 @@ def _other_axes(v: torch.Tensor, dim: int) -> tuple[int, ...]:
     return tuple(i for i in range(v.dim()) if i != dim % v.dim())
 
 
-@aten("_weight_norm_interface")
+@aten("_weight_norm_interface", key=DENSE)
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> Any:
     if not _covered(v, g) or v.dim() < 2:
         return _WEIGHT_NORM.uncovered(f"no contract covers {v.dtype} here", v, g, dim)
@@ -142,7 +147,7 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> Any:
     return (v.to(_F32) * (g.to(_F32) / norms)).to(v.dtype), norms
 
 
-@aten("_weight_norm_interface_backward")
+@aten("_weight_norm_interface_backward", key=DENSE)
 def weight_norm_backward(
     grad_w: torch.Tensor,
     saved_v: torch.Tensor,

@@ -14,8 +14,9 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import norm as engine
 from samebits.mode.fallback import stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, aten
 from samebits.ops import norm, reduce
+from samebits.ops.norm import composed
 
 _F32 = torch.float32
 
@@ -71,8 +72,7 @@ _NATIVE_LAYER_NORM = stock("native_layer_norm")
 _NATIVE_LAYER_NORM_BACKWARD = stock("native_layer_norm_backward")
 
 
-@aten("layer_norm")
-@aten("layer_norm", key="AutogradCPU")
+@aten("layer_norm", key=(*DENSE, *DENSE_AUTOGRAD))
 def layer_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -83,11 +83,13 @@ def layer_norm(
 ) -> Any:
     if not _direct(input, weight, bias):
         return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    if input.is_cuda:
+        return norm.layer_norm(input, normalized_shape, weight, bias, eps)
     n = norm.row_length("layer_norm", input, normalized_shape, weight, bias)
     return engine.norm(input, n, weight, bias, eps, centred=True)[0]
 
 
-@aten("native_layer_norm")
+@aten("native_layer_norm", key=DENSE)
 def native_layer_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -101,9 +103,24 @@ def native_layer_norm(
     n = norm.row_length("layer_norm", input, normalized_shape, weight, bias)
     kept = input.dim() - len(normalized_shape)
     dtype = _statistics_dtype(input, weight, bias)
-    out, mean, rstd = engine.norm(input, n, weight, bias, eps, centred=True, statistics=dtype)
     shape = (*input.shape[:kept], *(1 for _ in normalized_shape))
+    if input.is_cuda:
+        out = norm.layer_norm(
+            input.detach(), normalized_shape, _detached(weight), _detached(bias), eps
+        )
+        rows = input.to(_F32).reshape(-1, n)
+        var, average = reduce.run_with_mean("var", rows, -1, True, 0.0)
+        return (
+            out,
+            average.to(dtype).view(shape),
+            composed.reciprocal_deviation(var, eps).to(dtype).view(shape),
+        )
+    out, mean, rstd = engine.norm(input, n, weight, bias, eps, centred=True, statistics=dtype)
     return out, _viewed(mean, shape), _viewed(rstd, shape)
+
+
+def _detached(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.detach()
 
 
 def _viewed(x: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor:
@@ -111,7 +128,7 @@ def _viewed(x: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor:
     return x.view(*shape)
 
 
-@aten("native_layer_norm_backward")
+@aten("native_layer_norm_backward", key=DENSE)
 def native_layer_norm_backward(
     grad_out: torch.Tensor,
     input: torch.Tensor,
@@ -153,8 +170,7 @@ def native_layer_norm_backward(
 # ---- RMS norm ----------------------------------------------------------------------------------
 
 
-@aten("rms_norm")
-@aten("rms_norm", key="AutogradCPU")
+@aten("rms_norm", key=(*DENSE, *DENSE_AUTOGRAD))
 def rms_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -163,6 +179,8 @@ def rms_norm(
 ) -> Any:
     if not _direct(input, weight, None):
         return torch._fused_rms_norm(input, tuple(normalized_shape), weight, eps)[0]
+    if input.is_cuda:
+        return norm.rms_norm(input, normalized_shape, weight, eps)
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
     eps = norm.EPS if eps is None else eps
     return engine.norm(input, n, weight, None, eps, centred=False)[0]
@@ -171,7 +189,7 @@ def rms_norm(
 _FUSED_RMS_NORM = stock("_fused_rms_norm")
 
 
-@aten("_fused_rms_norm")
+@aten("_fused_rms_norm", key=DENSE)
 def fused_rms_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -183,12 +201,18 @@ def fused_rms_norm(
         return _FUSED_RMS_NORM.uncovered(reason, input, normalized_shape, weight, eps)
     n = norm.row_length("rms_norm", input, normalized_shape, weight)
     eps = norm.EPS if eps is None else eps
-    out, _, rstd = engine.norm(input, n, weight, None, eps, centred=False, statistics=_F32)
     kept = input.dim() - len(normalized_shape)
-    return out, _viewed(rstd, (*input.shape[:kept], *(1 for _ in normalized_shape)))
+    shape = (*input.shape[:kept], *(1 for _ in normalized_shape))
+    if input.is_cuda:
+        out = norm.rms_norm(input.detach(), normalized_shape, _detached(weight), eps)
+        rows = input.to(_F32).reshape(-1, n)
+        square = reduce.run("mean", rows * rows, -1, True)
+        return out, composed.reciprocal_deviation(square, eps).view(shape)
+    out, _, rstd = engine.norm(input, n, weight, None, eps, centred=False, statistics=_F32)
+    return out, _viewed(rstd, shape)
 
 
-@aten("_fused_rms_norm_backward")
+@aten("_fused_rms_norm_backward", key=DENSE)
 def fused_rms_norm_backward(
     grad_out: torch.Tensor,
     input: torch.Tensor,
@@ -218,7 +242,7 @@ _NATIVE_GROUP_NORM = stock("native_group_norm")
 _NATIVE_GROUP_NORM_BACKWARD = stock("native_group_norm_backward")
 
 
-@aten("native_group_norm")
+@aten("native_group_norm", key=DENSE)
 def native_group_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -232,13 +256,14 @@ def native_group_norm(
     if not covered(input, weight, bias):
         reason = f"no contract covers {input.dtype} with these parameters"
         return _NATIVE_GROUP_NORM.uncovered(reason, input, weight, bias, N, C, HxW, group, eps)
-    out, mean, rstd = engine.group_norm(input.contiguous(), group, weight, bias, eps)
+    group_norm = composed.group_norm if input.is_cuda else engine.group_norm
+    out, mean, rstd = group_norm(input.contiguous(), group, weight, bias, eps)
     out = in_format_of(input, out)
     dtype = _statistics_dtype(input, weight, bias)
     return out, mean.to(dtype), rstd.to(dtype)
 
 
-@aten("native_group_norm_backward")
+@aten("native_group_norm_backward", key=DENSE)
 def native_group_norm_backward(
     grad_out: torch.Tensor,
     input: torch.Tensor,
@@ -285,8 +310,7 @@ def native_group_norm_backward(
 _INSTANCE_NORM = stock("instance_norm", "AutogradCPU")
 
 
-@aten("instance_norm")
-@aten("instance_norm", key="AutogradCPU")
+@aten("instance_norm", key=(*DENSE, *DENSE_AUTOGRAD))
 def instance_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,
