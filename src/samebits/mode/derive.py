@@ -54,10 +54,10 @@ class Schemas:
                     yield full, other
 
 
-def out_form(name: str, schema: Any, fn: Function) -> Function:
-    """The ``out`` form of a functional override."""
+def out_form(name: str, schema: Any, fn: Function, key: str = "CPU") -> Function:
+    """The ``out`` form of a functional override, for one dispatch key."""
     names = [a.name for a in schema.arguments if a.is_out]
-    original = Stock(name)
+    original = Stock(name, key)
 
     if len(names) == 1:
         (only,) = names
@@ -83,9 +83,9 @@ def out_form(name: str, schema: Any, fn: Function) -> Function:
     return out_many
 
 
-def inplace_form(name: str, fn: Function) -> Function:
-    """The in-place form of a functional override."""
-    original = Stock(name)
+def inplace_form(name: str, fn: Function, key: str = "CPU") -> Function:
+    """The in-place form of a functional override, for one dispatch key."""
+    original = Stock(name, key)
 
     def inplace(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = fn(self, *args, **kwargs)

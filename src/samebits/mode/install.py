@@ -103,8 +103,10 @@ def overrides() -> dict[tuple[str, str], Counted]:
             # A form without a kernel of its own is composed of forms that have one.
             if (form, key) in kernels or not coverage.has_kernel(form, key):
                 continue
-            is_out = any(a.is_out for a in schema.arguments)
-            fn = out_form(form, schema, counted.fn) if is_out else inplace_form(form, counted.fn)
+            if any(a.is_out for a in schema.arguments):
+                fn = out_form(form, schema, counted.fn, key)
+            else:
+                fn = inplace_form(form, counted.fn, key)
             kernels[(form, key)] = Counted(form, fn)
     return kernels
 

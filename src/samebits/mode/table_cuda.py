@@ -22,7 +22,7 @@ CUDA_GROUPS = (
         _foreach_maximum _foreach_minimum _foreach_mul _foreach_neg _foreach_pow
         _foreach_reciprocal _foreach_round _foreach_rsqrt _foreach_sigmoid _foreach_sign
         _foreach_sin _foreach_sinh _foreach_sqrt _foreach_sub _foreach_tan _foreach_tanh
-        _foreach_trunc _foreach_zero addr angle atan2 atanh binary_cross_entropy_backward
+        _foreach_trunc _foreach_zero addr atan2 atanh binary_cross_entropy_backward
         complex cosh digamma elu elu_backward exp2 floor_divide fmod gelu gelu_backward glu
         glu_backward glu_backward_jvp glu_jvp hardshrink_backward hardswish_backward
         hardtanh_backward huber_loss_backward hypot igamma igammac logaddexp logaddexp2 logit

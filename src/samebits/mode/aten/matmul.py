@@ -155,6 +155,29 @@ def addbmm(
     return forward("addbmm", long_1, long_2, self, alpha, beta)
 
 
+# Products with a result of another dtype: torch has them for CUDA tensors alone, and for no dtypes
+# that the operation does not cover.
+
+
+@aten("mm.dtype", "bmm.dtype", key="CUDA")
+def product_dtype(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype) -> Any:
+    return forward("mm" if self.dim() == 2 else "bmm", self, mat2, out_dtype=out_dtype)
+
+
+@aten("addmm.dtype", "baddbmm.dtype", key="CUDA")
+def product_and_addend_dtype(
+    self: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Any:
+    op = "addmm" if a.dim() == 2 else "baddbmm"
+    return forward(op, a, b, self, alpha, beta, out_dtype)
+
+
 @aten("mv", key=DENSE)
 def mv(self: torch.Tensor, vec: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
