@@ -20,7 +20,7 @@ BF16 = torch.bfloat16
 Function = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def switch() -> Iterator[None]:
     torch.manual_seed(0)
     with sb.deterministic():

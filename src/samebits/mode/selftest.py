@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from samebits.engines.cpu._cpu import Counted
+from samebits.engines.triton import CLASSES
 from samebits.errors import SwitchError
 from samebits.mode import install
 
@@ -90,7 +91,7 @@ def run() -> None:
     counted = install.overrides()
     hits = [(kernel, kernel.hits) for kernel in counted.values()]
     missed = _missed(PROBES, "CPU", torch.eye(4))
-    if install.gpu() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if _on_covered_gpu():
         rows = torch.empty(0, 4, dtype=torch.bfloat16, device="cuda")
         missed += [f"{name} on CUDA" for name in _missed(CUDA_PROBES, "CUDA", rows)]
     for kernel, count in hits:
@@ -100,6 +101,12 @@ def run() -> None:
             f"torch {torch.__version__} does not reach the overrides of {', '.join(missed)}; "
             "this release of samebits does not fit it"
         )
+
+
+def _on_covered_gpu() -> bool:
+    if not install.gpu() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.get_device_capability() in CLASSES
 
 
 def _missed(probes: tuple[Probe, ...], device: str, x: torch.Tensor) -> list[str]:
