@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +64,7 @@ def with_torch(layer: Layer, step: Step) -> Tensor:
     """The layer in torch's own functions."""
     batch, tokens, _ = step.x.shape
     qkv = F.linear(F.rms_norm(step.x, (WIDTH,), layer.input_norm, EPS), layer.qkv)
-    q, k, v = (part.view(batch, tokens, -1, D) for part in torch.split(qkv, (QUERY, KEY, KEY), -1))
+    q, k, v = (part.view(batch, tokens, -1, D) for part in torch.split(qkv, [QUERY, KEY, KEY], -1))
     q = _rotate(F.rms_norm(q, (D,), layer.q_norm, EPS), step.cos, step.sin)
     k = _rotate(F.rms_norm(k, (D,), layer.k_norm, EPS), step.cos, step.sin)
     _store(step, k, v)
@@ -92,12 +93,12 @@ def with_ops(layer: Layer, step: Step) -> Tensor:
     batch, tokens, _ = step.x.shape
     normed = ops.rms_norm(step.x, (WIDTH,), layer.input_norm, EPS)
     qkv = ops.linear(normed, layer.qkv)
-    q, k, v = (part.view(batch, tokens, -1, D) for part in torch.split(qkv, (QUERY, KEY, KEY), -1))
+    q, k, v = (part.view(batch, tokens, -1, D) for part in torch.split(qkv, [QUERY, KEY, KEY], -1))
     cos, sin = step.cos[:, None], step.sin[:, None]
     q = ops.rotary(ops.rms_norm(q, (D,), layer.q_norm, EPS), cos, sin)
     k = ops.rotary(ops.rms_norm(k, (D,), layer.k_norm, EPS), cos, sin)
     _store(step, k, v)
-    y = ops.attention(
+    y: Any = ops.attention(
         q.transpose(1, 2), step.keys, step.values, causal=step.causal, q_start=0, enable_gqa=True
     )
     attended = ops.linear(y.transpose(1, 2).reshape(batch, tokens, QUERY), layer.out)

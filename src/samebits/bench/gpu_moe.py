@@ -59,9 +59,10 @@ def with_torch(x: Tensor, w: Experts, k: int) -> Tensor:
     ends = counts.cumsum(0, dtype=torch.int32)
     hidden = torch._grouped_mm(x[order // k], w.gate_up.mT, ends)
     gate, up = hidden.chunk(2, -1)
-    out = torch._grouped_mm(F.silu(gate) * up, w.down.mT, ends)
-    weighted = out * scores.flatten()[order, None].to(x.dtype)
-    return torch.zeros_like(x).index_add_(0, order // k, weighted)
+    each = torch._grouped_mm(F.silu(gate) * up, w.down.mT, ends)
+    weighted = each * scores.flatten()[order, None].to(x.dtype)
+    out = torch.zeros_like(x)
+    return out.index_add_(0, order // k, weighted)
 
 
 def with_ops(x: Tensor, w: Experts, k: int) -> Tensor:
