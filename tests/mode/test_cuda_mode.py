@@ -57,6 +57,11 @@ ROWWISE: dict[str, Function] = {
     "gelu": F.gelu,
     "rotary": lambda x: x * 0.3 + torch.cat((-x[:, 96:], x[:, :96]), -1) * 0.9,
     "attention": lambda x: attend(x),
+    "norm by hand": lambda x: norm_by_hand(x),
+    "gated layer": lambda x: F.linear(
+        F.silu(F.linear(x, weight(x, 96, 192))) * F.linear(x, weight(x, 96, 192) * 0.5),
+        weight(x, 192, 96),
+    ),
     "cross entropy": lambda x: F.cross_entropy(
         x, torch.zeros(len(x), dtype=torch.long, device=x.device), reduction="none"
     ),
@@ -80,6 +85,13 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(
         q, k.expand(len(x), -1, -1, -1), v.expand(len(x), -1, -1, -1)
     )
+
+
+def norm_by_hand(x: torch.Tensor) -> torch.Tensor:
+    """As the models of transformers compute it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight(x, 192) * wide.to(x.dtype)
 
 
 def put(x: torch.Tensor) -> torch.Tensor:

@@ -103,7 +103,7 @@ def select(areas: Iterable[str]) -> tuple[str, ...]:
     wanted = set(areas)
     if unknown := wanted - set(AREAS):
         raise SettingError(
-            f"bench gpu has no area {', '.join(sorted(unknown))}: use some of {', '.join(AREAS)}"
+            f"bench gpu has no area {', '.join(map(repr, sorted(unknown)))}: use some of {', '.join(AREAS)}"
         )
     return tuple(area for area in AREAS if area in wanted)
 

@@ -104,7 +104,8 @@ def with_ops(layer: Layer, step: Step) -> Tensor:
     attended = ops.linear(y.transpose(1, 2).reshape(batch, tokens, QUERY), layer.out)
     normed, x = ops.rms_norm(attended, (WIDTH,), layer.post_norm, EPS, residual=step.x)
     gate, up = ops.linear(normed, layer.gate_up).chunk(2, -1)
-    return x + ops.linear(ops.silu_mul(gate, up), layer.down)
+    out: Tensor = x + ops.linear(ops.silu_mul(gate, up), layer.down)
+    return out
 
 
 def lines(quick: bool) -> Iterator[Line]:

@@ -61,8 +61,8 @@ def with_torch(x: Tensor, w: Experts, k: int) -> Tensor:
     gate, up = hidden.chunk(2, -1)
     each = torch._grouped_mm(F.silu(gate) * up, w.down.mT, ends)
     weighted = each * scores.flatten()[order, None].to(x.dtype)
-    out = torch.zeros_like(x)
-    return out.index_add_(0, order // k, weighted)
+    out: Tensor = torch.zeros_like(x).index_add_(0, order // k, weighted)
+    return out
 
 
 def with_ops(x: Tensor, w: Experts, k: int) -> Tensor:
