@@ -43,7 +43,7 @@ def options(
 @app.command()
 def check(
     target: Annotated[
-        str, typer.Argument(help="tiny, smollm2, minilm, or module:function (or model, or factory)")
+        str, typer.Argument(help="tiny, smollm2, minilm, ops, or module:function (model, factory)")
     ] = "tiny",
     promise: Annotated[
         list[str] | None, typer.Option(help="a promise or test to run; may be repeated")

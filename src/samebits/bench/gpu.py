@@ -102,9 +102,8 @@ def select(areas: Iterable[str]) -> tuple[str, ...]:
     """
     wanted = set(areas)
     if unknown := wanted - set(AREAS):
-        raise SettingError(
-            f"bench gpu has no area {', '.join(map(repr, sorted(unknown)))}: use some of {', '.join(AREAS)}"
-        )
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise SettingError(f"bench gpu has no area {names}: use some of {', '.join(AREAS)}")
     return tuple(area for area in AREAS if area in wanted)
 
 

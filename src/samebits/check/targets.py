@@ -7,11 +7,13 @@ import inspect
 import operator
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from samebits.check.adapters import HuggingFaceDecoder, HuggingFaceEncoder, subject_of
+from samebits.check.operations import OperationsSubject
 from samebits.check.subject import Subject
 from samebits.check.tokens import EncoderSubject
 from samebits.errors import SettingError
@@ -44,8 +46,9 @@ def load(
     """The subject that a command line's target names.
 
     Args:
-        target: ``tiny``, ``smollm2``, ``minilm``, or ``module:name`` of a function, a module, a
-            model, or a factory without parameters that returns one (or a pair with its inputs).
+        target: ``tiny``, ``smollm2``, ``minilm``, ``ops`` (operations by themselves), or
+            ``module:name`` of a function, a module, a model, or a factory without parameters that
+            returns one (or a pair with its inputs).
         inputs: ``module:name`` of the inputs (or of a function without parameters that gives them).
         shape: ``8x4096:bfloat16``, random inputs instead.
         device: ``cpu``, ``cuda`` or ``cuda:1``: where modules and inputs are put. The bundled model
@@ -125,7 +128,12 @@ def _minilm(device: torch.device) -> Subject:
     return EncoderSubject(HuggingFaceEncoder(model, "minilm"), requests)
 
 
-MODELS = {"tiny": _tiny, "smollm2": _smollm2, "minilm": _minilm}
+MODELS: dict[str, Callable[[torch.device], Subject]] = {
+    "tiny": _tiny,
+    "smollm2": _smollm2,
+    "minilm": _minilm,
+    "ops": OperationsSubject,
+}
 
 
 def _object(path: str) -> Any:
