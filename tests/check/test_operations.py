@@ -32,7 +32,7 @@ def test_attention_holds_in_pieces() -> None:
 def test_stock_fails_somewhere() -> None:
     report = check(subject(sizes=((512, 512),)), promises=["rows", "chunks"], costs=False)
     cases = [case for test in report.tests if test.stock for case in test.stock.cases]
-    assert any(sum(case.differing) for case in cases)
+    assert any(case.differing for case in cases)
 
 
 def test_what_means_nothing_is_skipped() -> None:

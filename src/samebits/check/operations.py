@@ -218,7 +218,7 @@ def _decode(keys: torch.Tensor, values: torch.Tensor) -> Function:
     """Every row a request with one query, over keys that all share."""
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        q = x.unflatten(1, (HEADS, 1, D))
+        q = x.reshape(len(x), HEADS, 1, D)
         k, v = (t.expand(len(x), -1, -1, -1) for t in (keys, values))
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
