@@ -6,6 +6,7 @@ transformers' own fast path.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ def lines(quick: bool) -> Iterator[Line]:
 
 def _experts(shape: Shape) -> Experts:
     def random(*sizes: int) -> Tensor:
-        return torch.randn(sizes, device="cuda", dtype=torch.bfloat16) * sizes[-1] ** -0.5
+        return torch.randn(sizes, device="cuda", dtype=torch.bfloat16) / math.sqrt(sizes[-1])
 
     return Experts(
         random(shape.experts, shape.width),
