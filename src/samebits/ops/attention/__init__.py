@@ -11,10 +11,10 @@ import math
 
 import torch
 
-from samebits.engines.cpu import attention as engine
 from samebits.errors import ShapeError
 from samebits.ops.attention import checks
 from samebits.ops.attention.autograd import differentiable, needs_grad
+from samebits.ops.attention.dispatch import dense, device_integers, gpu_scales, operands
 from samebits.ops.attention.packed import attention_paged, attention_varlen
 
 __all__ = ["attention", "attention_paged", "attention_varlen"]
@@ -34,16 +34,18 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None,
     enable_gqa: bool = True,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(q k^T * scale + mask) v, with bits that no neighbour can change.
 
     Args:
-        q: [..., Hq, T, D], fp32, bf16 or fp16, any strides.
-        k: [..., Hkv, S, D], same dtype; Hq must be a multiple of Hkv (GQA, MQA). Leading dimensions
-            of q, k and v broadcast.
-        v: [..., Hkv, S, Dv], same dtype.
+        q: [..., Hq, T, D], fp32 (CPU only), bf16 or fp16, any strides.
+        k: [..., Hkv, S, D], same dtype, or on a GPU float8_e4m3fn; Hq must be a multiple of Hkv
+            (GQA, MQA). Leading dimensions of q, k and v broadcast.
+        v: [..., Hkv, S, Dv], dtype of k.
         scale: factor of the scores; None means 1 / sqrt(D).
         causal: row i at position p = q_start + i sees the keys 0..p only.
         q_start: position of row 0, or one for each sequence (an integer tensor over the flattened
@@ -56,6 +58,8 @@ def attention(
             with `causal` the row sees itself and the window - 1 keys before it.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the mask is added.
         sinks: [Hq] logits that join the denominator only.
+        k_scale, v_scale: static factors of fp8 k and v: a number, or a tensor of one or of Hkv
+            elements.
         enable_gqa: allow Hq != Hkv.
         return_lse: also return the logsumexp of the scores, [..., Hq, T] in fp32, not
             differentiable.
@@ -67,7 +71,7 @@ def attention(
         ShapeError: shapes, offsets or options that do not fit together.
         DTypeError: a dtype, layout or device that is not covered.
     """
-    checks.operands(_OP, q, k, v)
+    operands(_OP, q, k, v)
     lead: torch.Size | None = None
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not q.size(0) == k.size(0) == v.size(0):
         q, k, v, mask, lead = to_four_dims(q, k, v, mask)
@@ -85,11 +89,15 @@ def attention(
         checks.mask(_OP, mask, q, (batch, heads, q_len, kv_len))
         if mask.dim() < 4:
             mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    if sinks is not None:
-        logits = checks.sink_logits(_OP, sinks, heads)
+    logits = None if sinks is None else checks.sink_logits(_OP, sinks, heads, q.device)
+    factors: dict[str, torch.Tensor | None] = {}
+    if not q.is_cuda:
+        checks.no_scales(_OP, k_scale, v_scale)
+    elif k_scale is not None or v_scale is not None:
+        factors = gpu_scales(_OP, q, k, v, k_scale, v_scale)
     starts: torch.Tensor | None = None
     if isinstance(q_start, torch.Tensor):
-        starts = checks.integers(_OP, "q_start", q_start, 1)
+        starts = device_integers(_OP, "q_start", q_start, q.device)
         if starts.numel() != batch:
             raise ShapeError(f"{_OP}: {starts.numel()} values of q_start for {batch} sequences")
         q_start = 0
@@ -99,15 +107,14 @@ def attention(
         q_start = 0
 
     lse: torch.Tensor | None
-    if needs_grad(q, k, v, mask, sinks):
+    if needs_grad(q, k, v, mask, sinks) and k.dtype is q.dtype:
         out, lse = differentiable(
             q, k, v, mask, sinks, scale, causal, q_start, starts, window, softcap
         )
     else:
-        out, lse = engine.dense(
+        out, lse = dense(
             q, k, v, scale=scale, causal=causal, q_start=q_start, q_starts=starts, mask=mask,
-            window=window, softcap=softcap, sinks=None if sinks is None else logits,
-            lse=return_lse,
+            window=window, softcap=softcap, sinks=logits, lse=return_lse, **factors,
         )  # fmt: skip
     if lead is not None:
         out = out.reshape(*lead, *out.shape[-2:])

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from samebits.engines.cpu import attention as engine
+from samebits.ops.attention.dispatch import dense
 from samebits.ops.matmul import matmul
 from samebits.ops.pointwise import exp, tanh
 from samebits.ops.reduce import sum as row_sum
@@ -44,7 +44,7 @@ class Attention(torch.autograd.Function):
         softcap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = None if sinks is None else sinks.to(torch.float32).contiguous()
-        out, lse = engine.dense(
+        out, lse = dense(
             q, k, v, scale=scale, causal=causal, q_start=q_start, q_starts=q_starts, mask=mask,
             window=window, softcap=softcap, sinks=logits, lse=True,
         )  # fmt: skip
@@ -110,7 +110,7 @@ def attention_backward(
     def per_head(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(batch, heads, q_len, x.size(-1))
 
-    seen = _seen(mask, (batch, heads, q_len, kv_len), causal, starts, window)
+    seen = _seen(mask, (batch, heads, q_len, kv_len), causal, starts, window, q.device)
     used = seen.reshape(*grouped, kv_len).any(2)[..., None]
     keys = torch.where(used, k.to(torch.float32), 0.0)  # masked keys may hold NaN
     values = torch.where(used, v.to(torch.float32), 0.0)
@@ -150,12 +150,13 @@ def _seen(
     causal: bool,
     starts: int | torch.Tensor,
     window: int | None,
+    device: torch.device,
 ) -> torch.Tensor:
     """Which keys each row sees: bool, `shape` = [B, H, T, S]."""
-    row = torch.arange(shape[2])[:, None]
+    row = torch.arange(shape[2], device=device)[:, None]
     row = row + (starts[:, None, None, None] if isinstance(starts, torch.Tensor) else starts)
-    key = torch.arange(shape[3])
-    seen = torch.ones(shape, dtype=torch.bool)
+    key = torch.arange(shape[3], device=device)
+    seen = torch.ones(shape, dtype=torch.bool, device=device)
     if causal:
         seen = seen & (key <= row)
     if window is not None:

@@ -12,6 +12,7 @@ from samebits.errors import DTypeError, ShapeError
 
 #: Key numbers are int32 in the kernels.
 MAX_KEYS = 2**31 - 1
+CPU = torch.device("cpu")
 
 
 def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> None:
@@ -101,11 +102,11 @@ def options(op: str, window: int | None, softcap: float | None, scale: float) ->
 
 def mask(op: str, m: torch.Tensor, q: torch.Tensor, target: Sequence[int]) -> None:
     """A boolean or floating mask that broadcasts to `target` = [..., heads, q_len, kv_len]."""
-    operand_like = m.layout is torch.strided and m.device.type == "cpu" and not m.is_nested
+    operand_like = m.layout is torch.strided and m.device == q.device and not m.is_nested
     if not operand_like or not (m.dtype is torch.bool or m.dtype.is_floating_point):
         raise DTypeError(
-            f"{op}: a mask is a dense bool or floating CPU tensor, not {m.dtype} {m.layout} on "
-            f"{m.device}"
+            f"{op}: a mask is a dense bool or floating tensor on {q.device}, not {m.dtype} "
+            f"{m.layout} on {m.device}"
         )
     if m.dim() > len(target) or any(
         a not in (1, b) for a, b in zip(reversed(m.shape), reversed(target), strict=False)
@@ -113,12 +114,20 @@ def mask(op: str, m: torch.Tensor, q: torch.Tensor, target: Sequence[int]) -> No
         raise ShapeError(f"{op}: mask {tuple(m.shape)} does not broadcast to {tuple(target)}")
 
 
-def sink_logits(op: str, sinks: torch.Tensor, q_heads: int) -> torch.Tensor:
+def no_scales(op: str, *scales: object) -> None:
+    """The scales of fp8 keys and values have no meaning on the CPU engine."""
+    if any(scale is not None for scale in scales):
+        raise DTypeError(f"{op}: k_scale and v_scale are for float8_e4m3fn k and v on a GPU")
+
+
+def sink_logits(
+    op: str, sinks: torch.Tensor, q_heads: int, device: torch.device = CPU
+) -> torch.Tensor:
     """Sinks as a contiguous fp32 tensor [heads]."""
     if sinks.layout is not torch.strided or not sinks.dtype.is_floating_point:
         raise DTypeError(f"{op}: sinks must be a dense floating tensor, not {sinks.dtype}")
-    if sinks.device.type != "cpu":
-        raise DTypeError(f"{op}: sinks are on {sinks.device}; this engine computes on the CPU")
+    if sinks.device != device:
+        raise DTypeError(f"{op}: sinks are on {sinks.device}, but q is on {device}")
     if sinks.shape != (q_heads,):
         raise ShapeError(f"{op}: sinks have shape {tuple(sinks.shape)}, not ({q_heads},)")
     return sinks.to(torch.float32).contiguous()

@@ -10,6 +10,7 @@ from samebits.engines.cpu import attention as engine
 from samebits.errors import ShapeError, UncoveredError
 from samebits.ops.attention import checks
 from samebits.ops.attention.autograd import needs_grad
+from samebits.ops.attention.dispatch import operands
 
 
 def attention_varlen(
@@ -25,6 +26,10 @@ def attention_varlen(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None,
+    max_q: int | None = None,
+    max_k: int | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of sequences that lie one after the other, the layout of FlashAttention's varlen.
@@ -32,13 +37,18 @@ def attention_varlen(
     Each sequence gets the bits that `samebits.ops.attention` gives it alone.
 
     Args:
-        q: [total_q, Hq, D], fp32, bf16 or fp16, any strides.
-        k: [total_k, Hkv, D]; v: [total_k, Hkv, Dv]; same dtype.
+        q: [total_q, Hq, D], fp32 (CPU only), bf16 or fp16, any strides.
+        k: [total_k, Hkv, D]; v: [total_k, Hkv, Dv]; same dtype, or on a GPU float8_e4m3fn.
         cu_q: [N + 1] cumulative query lengths, int32 or int64, from 0 to total_q.
         cu_k: [N + 1] cumulative KV lengths, from 0 to total_k.
         q_start: [N] position of each sequence's first row; None puts the rows at the end of the
             keys (kv_len - q_len), as FlashAttention does.
-        scale, causal, window, softcap, sinks, return_lse: as in `samebits.ops.attention`.
+        max_q, max_k: the longest query and the longest sequence, or more. Only a GPU needs them,
+            and only while a CUDA graph is captured: else they are read from the offsets.
+        scale, causal, window, softcap, sinks, k_scale, v_scale, return_lse: as in
+            `samebits.ops.attention`.
+
+    On a GPU the values of the offsets are the caller's responsibility: they are not read back.
 
     Returns:
         [total_q, Hq, Dv] in q's dtype, and with `return_lse` the logsumexp [Hq, total_q] in fp32.
@@ -48,9 +58,14 @@ def attention_varlen(
         UncoveredError: a tensor that needs a gradient (use the dense form to train).
     """
     op = "attention_varlen"
-    scale = _common(op, q, k, v, 3, scale, window, softcap)
+    scale = _common(op, q, k, v, 3, scale, window, softcap, k_scale, v_scale)
     if k.size(0) != v.size(0):
         raise ShapeError(f"{op}: k has {k.size(0)} rows but v has {v.size(0)}")
+    if q.is_cuda:
+        return _on_gpu(
+            op, q, k, v, cu_q, q_start, max_q, scale, causal, window, softcap, sinks, k_scale,
+            v_scale, return_lse, cu_k=cu_k, max_k=max_k,
+        )  # fmt: skip
     cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
     cu_k = checks.offsets(op, "cu_k", cu_k, k.size(0))
     if cu_q.numel() != cu_k.numel():
@@ -75,6 +90,9 @@ def attention_paged(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None,
+    max_q: int | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention over a paged KV cache (Kwon et al., PagedAttention, 2023), any page size.
@@ -84,12 +102,18 @@ def attention_paged(
 
     Args:
         q: [total_q, Hq, D]: the new rows of all sequences, one after the other.
-        k_cache: [pages, page_size, Hkv, D]; v_cache: [pages, page_size, Hkv, Dv]; same dtype.
+        k_cache: [pages, page_size, Hkv, D]; v_cache: [pages, page_size, Hkv, Dv]; dtypes as
+            in `attention_varlen`.
         block_table: [N, max_pages] int32 or int64: the pages of each sequence in order.
         seq_lens: [N] KV length of each sequence, the new rows' keys included.
         cu_q: [N + 1] cumulative query lengths.
         q_start: [N] position of each sequence's first row; None means seq_lens - q_len.
-        scale, causal, window, softcap, sinks, return_lse: as in `samebits.ops.attention`.
+        max_q: the longest query, or more, as in `attention_varlen`.
+        scale, causal, window, softcap, sinks, k_scale, v_scale, return_lse: as in
+            `samebits.ops.attention`.
+
+    On a GPU the values of lengths, offsets and pages are the caller's responsibility: they are not
+    read back, and a captured graph serves every length that its table can hold.
 
     Returns:
         [total_q, Hq, Dv] in q's dtype, and with `return_lse` the logsumexp [Hq, total_q] in fp32.
@@ -99,12 +123,17 @@ def attention_paged(
         DTypeError, UncoveredError: as `attention_varlen`.
     """
     op = "attention_paged"
-    scale = _common(op, q, k_cache, v_cache, 4, scale, window, softcap)
+    scale = _common(op, q, k_cache, v_cache, 4, scale, window, softcap, k_scale, v_scale)
     if k_cache.shape[:2] != v_cache.shape[:2]:
         raise ShapeError(
             f"{op}: k_cache has pages {tuple(k_cache.shape[:2])} but v_cache "
             f"{tuple(v_cache.shape[:2])}"
         )
+    if q.is_cuda:
+        return _on_gpu(
+            op, q, k_cache, v_cache, cu_q, q_start, max_q, scale, causal, window, softcap, sinks,
+            k_scale, v_scale, return_lse, kv_lens=seq_lens, table=block_table,
+        )  # fmt: skip
     cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
     lens = checks.integers(op, "seq_lens", seq_lens, 1)
     table = checks.integers(op, "block_table", block_table, 2)
@@ -143,9 +172,13 @@ def _common(
     scale: float | None,
     window: int | None,
     softcap: float | None,
+    k_scale: torch.Tensor | float | None,
+    v_scale: torch.Tensor | float | None,
 ) -> float:
     """What both layouts check alike; the scale to use."""
-    checks.operands(op, q, k, v)
+    operands(op, q, k, v)
+    if not q.is_cuda:
+        checks.no_scales(op, k_scale, v_scale)
     if q.dim() != 3 or k.dim() != kv_dims or v.dim() != kv_dims:
         raise ShapeError(
             f"{op}: q needs 3 and k, v {kv_dims} dimensions, not {tuple(q.shape)}, "
@@ -173,6 +206,59 @@ def _starts(op: str, q_start: torch.Tensor | None, default: torch.Tensor) -> tor
     if starts.shape != default.shape:
         raise ShapeError(f"{op}: q_start {tuple(starts.shape)} is not one for each sequence")
     return starts
+
+
+def _on_gpu(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    q_start: torch.Tensor | None,
+    max_q: int | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    k_scale: torch.Tensor | float | None,
+    v_scale: torch.Tensor | float | None,
+    return_lse: bool,
+    *,
+    cu_k: torch.Tensor | None = None,
+    max_k: int | None = None,
+    kv_lens: torch.Tensor | None = None,
+    table: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Both layouts on a GPU: lengths and tables stay on the device."""
+    from samebits.ops.attention import cuda
+
+    def integers(name: str, x: torch.Tensor | None, dim: int = 1) -> torch.Tensor | None:
+        return None if x is None else cuda.integers(op, name, x, dim, q.device)
+
+    cu_q = cuda.integers(op, "cu_q", cu_q, 1, q.device)
+    count = cu_q.numel() - 1
+    cu_k, starts = integers("cu_k", cu_k), integers("q_start", q_start)
+    kv_lens, table = integers("seq_lens", kv_lens), integers("block_table", table, 2)
+    sizes = [(cu_k, count + 1), (starts, count), (kv_lens, count), (table, count)]
+    if count < 0 or any(x is not None and x.size(0) != size for x, size in sizes):
+        raise ShapeError(f"{op}: cu_q names {count} sequences, other arguments another number")
+    heads = k.size(-2)
+    if table is not None:
+        longest_k = table.size(1) * k.size(1)
+    else:
+        assert cu_k is not None
+        longest_k = cuda.longest(op, "max_k", max_k, cu_k)
+    sequences = cuda.Sequences(
+        count, cuda.longest(op, "max_q", max_q, cu_q), longest_k, cu_q, cu_k, kv_lens, table, starts
+    )
+    out, lse = cuda.packed(
+        q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
+        sinks=None if sinks is None else checks.sink_logits(op, sinks, q.size(1), q.device),
+        k_scale=cuda.scales(op, "k_scale", k_scale, q, k, heads),
+        v_scale=cuda.scales(op, "v_scale", v_scale, q, v, heads), lse=return_lse,
+    )  # fmt: skip
+    return out if lse is None else (out, lse)
 
 
 def _launch(

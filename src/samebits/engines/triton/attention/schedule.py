@@ -1,0 +1,88 @@
+"""Schedules of attention: what they hold, the ones to try, and the analytical default.
+
+The M of a bucket is the longest query times the query heads of a KV head: the rows that one KV head
+of one sequence has to serve.
+"""
+
+from __future__ import annotations
+
+from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+
+#: Shared memory of a program that still leaves room on sm_90 (of 227 KiB).
+SHARED = 208 << 10
+#: Streaming multiprocessors of an H100 or H200.
+PROCESSORS = 132
+
+
+class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=True):
+    """How an attention runs. Leaves, steps and arithmetic are the contract's, not here.
+
+    Attributes:
+        block_m: rows (positions times query heads of a KV head) in a tile, a power of two from 16.
+        programs: programs to aim for. Where tiles are fewer, several share the leaves of a tile
+            and write them to a workspace for a second kernel; else one folds them as they come.
+        warps, stages: warps of a program of the first kernel, and steps of 64 keys in flight.
+        columns: values that a program of the fold takes.
+        batch: leaves that it has in flight.
+        pdl: the fold is launched while the first kernel runs.
+    """
+
+    block_m: int
+    programs: int = 2 * PROCESSORS
+    warps: int = 4
+    stages: int = 3
+    columns: int = 32
+    batch: int = 16
+    pdl: bool = True
+
+    def splits(self, tiles: int, leaves: int) -> int:
+        """Programs that share the leaves of each of `tiles` tiles."""
+        return max(1, min(-(-self.programs // tiles), leaves))
+
+
+def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
+    """A decent schedule: a pure function of head sizes and the bucket of rows.
+
+    Few rows: the time is that of reading K and V, so tiles are as small as the tensor core takes
+    and programs many. Many rows: tiles of 64 rows, so that two programs fit on a processor.
+
+    Args:
+        key: of the contract.
+        bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
+    """
+    rows = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
+    if rows <= 16:
+        return _fitting(key, AttentionSchedule(block_m=16, stages=4))
+    if rows <= 32:
+        return _fitting(key, AttentionSchedule(block_m=32))
+    wide = max(key.head_dim or 0, key.value_dim or 0) > 128
+    return _fitting(key, AttentionSchedule(block_m=64, warps=8 if wide else 4, stages=2))
+
+
+def candidates(key: ScheduleKey, bucket: int) -> tuple[AttentionSchedule, ...]:
+    """Schedules that a tuner should time for a bucket of rows: all have the same bits."""
+    rows = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
+    if rows <= 32:
+        tiles = [(16 if rows <= 16 else 32, warps, stages) for warps in (2, 4, 8)
+                 for stages in (3, 4, 6)]  # fmt: skip
+    else:
+        tiles = [(64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 8, 2), (128, 8, 3)]
+    found = {
+        _fitting(key, AttentionSchedule(
+            block_m=block_m, warps=warps, stages=stages, programs=waves * PROCESSORS
+        ))
+        for block_m, warps, stages in tiles
+        for waves in (1, 2, 4, 16)
+    }  # fmt: skip
+    return tuple(sorted(found, key=repr))
+
+
+def _fitting(key: ScheduleKey, schedule: AttentionSchedule) -> AttentionSchedule:
+    """`schedule` with no more stages than shared memory holds."""
+    d, dv = (1 << ((size or 128) - 1).bit_length() for size in (key.head_dim, key.value_dim))
+    fixed = 2 * schedule.block_m * d
+    stages = max(1, min(schedule.stages, (SHARED - fixed) // (2 * 64 * (d + dv))))
+    return AttentionSchedule(
+        block_m=schedule.block_m, programs=schedule.programs, warps=schedule.warps, stages=stages,
+        columns=schedule.columns, batch=schedule.batch, pdl=schedule.pdl,
+    )  # fmt: skip
