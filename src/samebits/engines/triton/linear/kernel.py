@@ -5,8 +5,7 @@ weight: a launcher that hands over (w, x) with the strides of y exchanged comput
 product, which puts the weight on the 64-wide side of the tensor core's instruction. Such a schedule
 has the same bits, for a product of two numbers and a sum of leaves do not know sides.
 
-Where k runs past the end of a leaf, zeros are loaded. A tensor core's block does not notice them;
-an fma chain is given -0 * +0 instead, for x + -0 is x even where x is -0.
+Operands are loaded by pointers, or, where their strides allow it, in blocks by the copy engine.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.linear.tile import (
+    chain,
     finish,
     fold_partials,
     largest_half,
@@ -32,14 +32,16 @@ def gemm_kernel(
     alpha, beta,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     LEAVES: tl.constexpr, PAIRWISE: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
-    WIDE: tl.constexpr, FMA: tl.constexpr,
+    WIDE: tl.constexpr, FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr,
+    B_TURNED: tl.constexpr,
     SCALING: tl.constexpr, A_SCALE_BLOCK: tl.constexpr, B_SCALE_BLOCK: tl.constexpr,
     ALPHA: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """One tile of y, or with SPLIT one leaf of one tile.
 
     Args:
-        a, b: [batch, rows, k] and [batch, cols, k], any strides (in elements).
+        a, b: [batch, rows, k] and [batch, cols, k], any strides (in elements); with TMA, tensor
+            descriptors of [rows, k] and [cols, k] (of [k, rows], [k, cols] if turned).
         c: bias; BIAS says how it varies: "rows", "cols", "both" or "none".
         y: [batch, rows, cols].
         a_scale, b_scale: fp32 [rows or blocks of rows, leaves or 1].
@@ -70,15 +72,19 @@ def gemm_kernel(
         in_r = in_r.to(tl.int64)
         in_c = in_c.to(tl.int64)
         in_k = in_k.to(tl.int64)
-    a += batch * a_batch + (tile_r * BLOCK_R).to(tl.int64) * a_row
-    b += batch * b_batch + (tile_c * BLOCK_C).to(tl.int64) * b_row
-    a_tile = in_r[:, None] * a_row + in_k[None, :] * a_k
-    b_tile = in_k[:, None] * b_k + in_c[None, :] * b_row
+    if TMA:
+        a_tile = tile_r * BLOCK_R
+        b_tile = tile_c * BLOCK_C
+    else:
+        a += batch * a_batch + (tile_r * BLOCK_R).to(tl.int64) * a_row
+        b += batch * b_batch + (tile_c * BLOCK_C).to(tl.int64) * b_row
+        a_tile = in_r[:, None] * a_row + in_k[None, :] * a_k
+        b_tile = in_k[:, None] * b_k + in_c[None, :] * b_row
 
     if SPLIT:
         total = chain(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, part * leaf, min(part * leaf + leaf, k),
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
         # A leaf of its own for every CTA. The last one to arrive folds them all, in order.
         area: tl.constexpr = BLOCK_R * BLOCK_C
@@ -97,7 +103,7 @@ def gemm_kernel(
         for i in range(LEAVES):
             part_sum = chain(
                 a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
-                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
             )  # fmt: skip
             scale_r = tl.load(
                 a_scale + in_r // A_SCALE_BLOCK * a_scale_row + i * a_scale_k, row_ok, 0.0
@@ -109,19 +115,19 @@ def gemm_kernel(
     elif LEAVES == 1:
         total = chain(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, 0, k,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
     elif PAIRWISE:
         total = balanced(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, 0, LEAVES,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
     else:
         total = negative_zeros(BLOCK_R, BLOCK_C)
         for i in range(LEAVES):
             total += chain(
                 a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
-                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
             )  # fmt: skip
 
     if SCALING == "row":
@@ -141,50 +147,26 @@ def gemm_kernel(
 
 
 @triton.jit
-def chain(
-    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, start, stop,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    FMA: tl.constexpr,
-):  # fmt: skip
-    """The chain over k in [start, stop), ascending from +0: fp32 [BLOCK_R, BLOCK_C]."""
-    acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    in_k = tl.arange(0, BLOCK_K)
-    nothing = tl.zeros((1, 1), a.dtype.element_ty)
-    if FMA:
-        nothing = negative_zeros(1, 1)
-    for at in range(start, stop, BLOCK_K):
-        row_mask = row_ok[:, None]
-        col_mask = col_ok[None, :]
-        if not EVEN_K:
-            row_mask = row_mask & (in_k < stop - at)[None, :]
-            col_mask = col_mask & (in_k < stop - at)[:, None]
-        a_block = tl.load(a + tl.cast(at, tl.int64) * a_k + a_tile, row_mask, nothing)
-        b_block = tl.load(b + tl.cast(at, tl.int64) * b_k + b_tile, col_mask, 0.0)
-        acc = tl.dot(a_block, b_block, acc, input_precision="ieee" if FMA else "tf32")
-    return acc
-
-
-@triton.jit
 def balanced(
     a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
     FIRST: tl.constexpr, LEAVES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    FMA: tl.constexpr,
+    FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
 ):  # fmt: skip
     """Leaves FIRST, ..., FIRST + LEAVES - 1 folded pairwise, as `contract.tree.fold` does."""
     if LEAVES == 1:
         total = chain(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, FIRST * leaf,
-            min(FIRST * leaf + leaf, k), BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            min(FIRST * leaf + leaf, k), BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
     else:
         half: tl.constexpr = largest_half(LEAVES)
         left = balanced(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST, half,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
         total = left + balanced(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST + half, LEAVES - half,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
     return total

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.linear.tile import finish, negative_zeros, tile_of
+from samebits.engines.triton.linear.tile import chain, finish, negative_zeros, tile_of
 
 
 @triton.jit
@@ -17,7 +17,6 @@ def persistent_kernel(
     rows, cols, k, leaf, c_row, c_col, alpha, beta,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     LEAVES: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
-    FMA: tl.constexpr,
     ALPHA: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """``y[r, c] = epilogue(sum_k a[r, k] * b[c, k])``.
@@ -38,15 +37,16 @@ def persistent_kernel(
         row = tile_r * BLOCK_R
         col = tile_c * BLOCK_C
         if LEAVES == 1:
-            total = chain_tma(
-                a, b, row, col, 0, k, BLOCK_R, BLOCK_C, BLOCK_K, A_TURNED, B_TURNED, FMA
-            )
+            total = chain(
+                a, b, row, col, None, None, None, None, 0, k,
+                BLOCK_R, BLOCK_C, BLOCK_K, True, False, True, A_TURNED, B_TURNED,
+            )  # fmt: skip
         else:
             total = negative_zeros(BLOCK_R, BLOCK_C)
             for i in range(LEAVES):
-                total += chain_tma(
-                    a, b, row, col, i * leaf, min(i * leaf + leaf, k),
-                    BLOCK_R, BLOCK_C, BLOCK_K, A_TURNED, B_TURNED, FMA,
+                total += chain(
+                    a, b, row, col, None, None, None, None, i * leaf, min(i * leaf + leaf, k),
+                    BLOCK_R, BLOCK_C, BLOCK_K, True, False, True, A_TURNED, B_TURNED,
                 )  # fmt: skip
         both = tl.permute(tl.reshape(total, (BLOCK_R, 2, half)), (0, 2, 1))
         left, right = tl.split(both)
@@ -64,18 +64,3 @@ def persistent_kernel(
             c_row, c_col, alpha, beta, ALPHA, BIAS, BETA, RELU,
         )  # fmt: skip
         y.store([row, col + half], right.to(y.dtype))
-
-
-@triton.jit
-def chain_tma(
-    a, b, row, col, start, stop,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, FMA: tl.constexpr,
-):  # fmt: skip
-    """The chain over k in [start, stop), ascending from +0; what is past an edge arrives as +0."""
-    acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for at in range(start, stop, BLOCK_K):
-        a_block = a.load([at, row]).T if A_TURNED else a.load([row, at])
-        b_block = b.load([at, col]) if B_TURNED else b.load([col, at]).T
-        acc = tl.dot(a_block, b_block, acc, input_precision="ieee" if FMA else "tf32")
-    return acc

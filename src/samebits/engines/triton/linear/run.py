@@ -131,7 +131,7 @@ def _plan(
         "ALPHA": alpha != 1, "BIAS": _bias_kind(c_row, c_col, c), "BETA": beta != 1,
         "RELU": "relu" in contract.epilogue,
     }  # fmt: skip
-    if fit.persistent and not _fetchable(x, w, y):
+    if (fit.persistent or fit.tma) and not _fetchable(x, w, y, fit.persistent):
         fit = fitting(fit.plain, contract, *shape)
     kind = _Persistent if fit.persistent else _Plain
     return kind(contract, schedule, fit, leaves, epilogue, x, w, y, c, x_scale, w_scale)
@@ -171,16 +171,20 @@ class _Plain:
         self.kept = contract, wanted  # see `run`
         self.swap, self.leaves = schedule.swap, leaves.count
         self.split = schedule.split and leaves.count > 1
+        self.block_k, self.tma = schedule.block_k, schedule.tma
+        turns = [self.tma and not _by_rows(x), self.tma and not _by_rows(w)]
         k = x.shape[-1]
         ab, blocks = [_strides(x), _strides(w)], (schedule.block_m, schedule.block_n)
         scales, spans = [_strides(x_scale), _strides(w_scale)], (1, SCALE_BLOCK)
         (c_row, c_col, c_batch), (y_row, y_col, y_batch) = _strides(c), _strides(y)
         if self.swap:
             ab, scales, blocks, spans = ab[::-1], scales[::-1], blocks[::-1], spans[::-1]
+            turns.reverse()
             y_row, y_col, c_row, c_col = y_col, y_row, c_col, c_row
             turned = {"rows": "cols", "cols": "rows"}
             epilogue = {**epilogue, "BIAS": turned.get(epilogue["BIAS"], epilogue["BIAS"])}
         self.block_r, self.block_c = blocks
+        self.a_turned, self.b_turned = turns
         self.numbers = (
             k, leaves.length, *ab[0], *ab[1], c_row, c_col, c_batch, y_row, y_col, y_batch,
             *scales[0][:2], *scales[1][:2],
@@ -191,7 +195,8 @@ class _Plain:
             GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=self.split,
             EVEN_K=k % schedule.block_k == 0 and leaves.length % schedule.block_k == 0,
             WIDE=max(*ab[0][:2], *ab[1][:2], c_row, c_col, y_row, y_col) >= WIDE_FROM,
-            FMA=contract.arithmetic == CUDA_FMA,
+            FMA=contract.arithmetic == CUDA_FMA, TMA=self.tma, A_TURNED=self.a_turned,
+            B_TURNED=self.b_turned,
             SCALING=contract.scaling, A_SCALE_BLOCK=spans[0], B_SCALE_BLOCK=spans[1],
             **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
         )  # fmt: skip
@@ -217,6 +222,11 @@ class _Plain:
             raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
         partials = counters = None
         programs = slots
+        a: Any = x
+        b: Any = w
+        if self.tma:
+            a = _blocks(x, self.block_r, self.block_k, self.a_turned)
+            b = _blocks(w, self.block_c, self.block_k, self.b_turned)
         if self.split:
             programs *= self.leaves
             partials = torch.empty(
@@ -224,7 +234,7 @@ class _Plain:
             )
             counters = arrivals(y.device, slots)
         self.launch(
-            (programs,), x, w, c, y, x_scale, w_scale, partials, counters, rows, cols,
+            (programs,), a, b, c, y, x_scale, w_scale, partials, counters, rows, cols,
             *self.numbers, float(alpha), float(beta),
         )  # fmt: skip
 
@@ -255,7 +265,6 @@ class _Persistent:
             persistent_kernel,
             BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=self.block_k, GROUP=schedule.group,
             LEAVES=leaves.count, A_TURNED=self.x_turned, B_TURNED=self.w_turned,
-            FMA=contract.arithmetic == CUDA_FMA,
             **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
         )  # fmt: skip
 
@@ -285,9 +294,15 @@ class _Persistent:
 _PLANS: dict[tuple[Any, ...], _Plain | _Persistent] = {}
 
 
-def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the copy engine can move blocks of all operands."""
-    return _by_rows(y) and (_by_rows(x) or _by_rows(x.mT)) and (_by_rows(w) or _by_rows(w.mT))
+def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, store: bool) -> bool:
+    """Whether the copy engine can fetch blocks of x and w, and store those of y.
+
+    A tensor core reads transposed blocks of 16-bit types only.
+    """
+    turnable = x.element_size() == 2
+    return all(_by_rows(t) or (turnable and _by_rows(t.mT)) for t in (x, w)) and (
+        not store or _by_rows(y)
+    )
 
 
 def _by_rows(x: torch.Tensor) -> bool:

@@ -28,7 +28,8 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
         warps, stages: warps of a program, and blocks of k in flight.
         swap: the transposed product, weights on the 64-wide side of the instruction.
         split: every leaf of the tree has a CTA of its own, and the last one to arrive folds.
-        persistent: one CTA a processor walks over tiles, blocks arrive by TMA.
+        tma: blocks of the operands arrive by the copy engine.
+        persistent: one CTA a processor walks over tiles; tma is implied.
         group: tiles along the first axis that run side by side, for the L2 cache.
     """
 
@@ -39,13 +40,16 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
     stages: int = 4
     swap: bool = False
     split: bool = False
+    tma: bool = False
     persistent: bool = False
     group: int = 8
 
     @property
     def plain(self) -> GemmSchedule:
         """The nearest schedule that takes any strides."""
-        return replace(self, block_m=128, block_n=128, persistent=False)
+        if self.persistent:
+            return replace(self, block_m=128, block_n=128, tma=False, persistent=False)
+        return replace(self, tma=False)
 
 
 @lru_cache(maxsize=4096)
@@ -68,8 +72,8 @@ def fitting(
         area = 128 * 64 if s.warps >= 8 else 64 * 64
         block_m, block_n = min(s.block_m, 64), s.block_n
         s = replace(
-            s, block_m=block_m, block_n=min(block_n, area // block_m, 128), persistent=False,
-            stages=min(s.stages, 3),
+            s, block_m=block_m, block_n=min(block_n, area // block_m, 128), tma=False,
+            persistent=False, stages=min(s.stages, 3),
         )  # fmt: skip
         block_k = min(block_k, 32)
     elif size == 1:
@@ -83,7 +87,7 @@ def fitting(
     while stages > 1 and stages * (s.block_m + s.block_n) * block_k * size > room:
         stages -= 1
     if leaves > 1 and leaf % block_k:
-        s = replace(s, persistent=False)
+        s = replace(s, tma=False, persistent=False)
     return replace(s, block_k=block_k, stages=stages, split=split)
 
 
@@ -160,47 +164,44 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
     folds = (False, True) if key.tree.startswith(("split", "balanced")) else (False,)
     return tuple(
         GemmSchedule(
-            block_m=bm, block_n=bn, block_k=bk * 2 // size, warps=warps, stages=stages, swap=swap,
-            persistent=persistent, split=split,
+            block_m=bm, block_n=bn, block_k=bk * 2 // size, warps=warps, stages=stages,
+            swap="swap" in how, tma="tma" in how, persistent=how == "persistent", split=split,
         )
-        for low, high, bm, bn, bk, warps, stages, swap, persistent in _TILES
+        for low, high, bm, bn, bk, warps, stages, hows in _TILES
+        for how in hows
         for split in folds
-        if low <= m <= high and not (split and persistent) and (size == 2 or swap or bm >= 64)
+        if low <= m <= high
+        and not (split and how == "persistent")
+        and (size == 2 or "swap" in how or bm >= 64)
     )  # fmt: skip
 
 
-#: (from m, up to m, block_m, block_n, block_k in 16-bit elements, warps, stages, swap, persistent)
-_TILES: tuple[tuple[int, int, int, int, int, int, int, bool, bool], ...] = (
-    (1, 16, 16, 64, 256, 4, 4, True, False),
-    (1, 16, 16, 64, 256, 4, 5, True, False),
-    (1, 64, 16, 64, 128, 4, 6, True, False),
-    (1, 16, 16, 64, 64, 4, 8, True, False),
-    (1, 16, 16, 128, 128, 4, 5, True, False),
-    (1, 16, 16, 32, 256, 4, 6, False, False),
-    (1, 16, 16, 32, 128, 4, 8, False, False),
-    (1, 16, 16, 64, 128, 4, 5, False, False),
-    (9, 64, 32, 64, 256, 4, 3, True, False),
-    (9, 128, 32, 64, 128, 4, 5, True, False),
-    (17, 128, 32, 64, 128, 4, 4, True, False),
-    (33, 128, 32, 128, 64, 4, 6, True, False),
-    (9, 64, 32, 64, 64, 4, 8, True, False),
-    (9, 128, 32, 128, 128, 4, 4, True, False),
-    (33, 512, 64, 64, 128, 4, 4, True, False),
-    (33, 512, 64, 64, 128, 4, 3, True, False),
-    (33, 512, 64, 64, 64, 4, 7, True, False),
-    (33, 512, 64, 128, 64, 4, 5, True, False),
-    (33, 512, 64, 128, 128, 4, 3, True, False),
-    (33, 1024, 64, 128, 64, 4, 5, False, False),
-    (33, 1024, 64, 256, 64, 8, 4, False, False),
-    (65, 2048, 128, 64, 64, 4, 5, False, False),
-    (65, 2048, 128, 64, 64, 4, 5, True, False),
-    (65, 1 << 20, 128, 128, 64, 8, 5, False, False),
-    (65, 1 << 20, 128, 128, 64, 8, 4, False, False),
-    (65, 1 << 20, 128, 128, 64, 4, 4, False, False),
-    (65, 1 << 20, 128, 128, 64, 8, 5, False, True),
-    (65, 1 << 20, 64, 256, 64, 4, 4, False, True),
-    (129, 1 << 20, 128, 256, 64, 8, 3, False, True),
-    (129, 1 << 20, 128, 256, 64, 8, 4, False, True),
-    (129, 1 << 20, 256, 128, 64, 8, 4, False, True),
-    (257, 1 << 20, 128, 256, 64, 8, 3, False, False),
+#: (from m, up to m, block_m, block_n, block_k in 16-bit elements, warps, stages, how)
+_TILES: tuple[tuple[int, int, int, int, int, int, int, tuple[str, ...]], ...] = (
+    (1, 16, 16, 64, 256, 4, 4, ("swap", "swap tma")),
+    (1, 16, 16, 64, 256, 4, 5, ("swap",)),
+    (1, 64, 16, 64, 128, 4, 6, ("swap", "swap tma")),
+    (1, 16, 16, 64, 64, 4, 8, ("swap",)),
+    (1, 16, 16, 128, 128, 4, 5, ("swap",)),
+    (1, 16, 16, 32, 256, 4, 6, ("",)),
+    (1, 16, 16, 32, 128, 4, 8, ("",)),
+    (17, 64, 32, 64, 256, 4, 3, ("swap", "swap tma")),
+    (17, 128, 32, 64, 128, 4, 5, ("swap", "swap tma")),
+    (17, 128, 32, 64, 128, 4, 4, ("swap", "swap tma")),
+    (33, 128, 32, 128, 64, 4, 6, ("swap tma",)),
+    (33, 512, 64, 64, 128, 4, 4, ("swap", "swap tma")),
+    (33, 512, 64, 64, 128, 4, 3, ("swap tma",)),
+    (33, 512, 64, 64, 64, 4, 7, ("swap tma",)),
+    (33, 1024, 64, 128, 64, 4, 5, ("swap tma", "tma")),
+    (33, 512, 64, 128, 128, 4, 3, ("swap tma",)),
+    (65, 2048, 64, 256, 64, 8, 4, ("tma",)),
+    (65, 2048, 128, 64, 64, 4, 5, ("tma", "swap tma")),
+    (65, 2048, 128, 64, 128, 4, 4, ("tma",)),
+    (65, 1 << 20, 128, 128, 64, 8, 5, ("tma", "persistent")),
+    (65, 1 << 20, 128, 128, 64, 8, 3, ("tma",)),
+    (65, 1 << 20, 128, 128, 64, 4, 4, ("tma",)),
+    (65, 1 << 20, 64, 256, 64, 4, 4, ("persistent",)),
+    (129, 1 << 20, 128, 256, 64, 8, 3, ("persistent", "tma")),
+    (129, 1 << 20, 128, 256, 64, 8, 4, ("persistent",)),
+    (129, 1 << 20, 256, 128, 64, 8, 4, ("persistent",)),
 )

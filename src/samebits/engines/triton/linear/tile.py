@@ -1,4 +1,4 @@
-"""What the kernels of matrix products share: tile order, the fold of partials, the epilogue."""
+"""What the kernels of matrix products share: tile order, chains, the fold, the epilogue."""
 
 from __future__ import annotations
 
@@ -34,6 +34,47 @@ def tile_of(
     height = min(high - first, GROUP)
     inside = index % (GROUP * wide)
     return first + inside % height, inside // height
+
+
+@triton.jit
+def chain(
+    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, start, stop,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+):  # fmt: skip
+    """The chain over k in [start, stop), ascending from +0: fp32 [BLOCK_R, BLOCK_C].
+
+    Where k runs past the end of a leaf, zeros are loaded. A tensor core's block does not notice
+    them; an fma chain is given -0 * +0 instead, for x + -0 is x even where x is -0.
+
+    Args:
+        a, b: pointers to the tile's rows at k = 0, or tensor descriptors.
+        a_tile, b_tile: offsets of a block's elements, or, with TMA, the tile's first row.
+        row_ok, col_ok: which rows exist; the copy engine knows it itself.
+        EVEN_K: no block of k runs past the end of a leaf.
+        A_TURNED, B_TURNED: the descriptors are of the transposes.
+    """
+    acc = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    if TMA:
+        for at in range(start, stop, BLOCK_K):
+            a_block = a.load([at, a_tile]).T if A_TURNED else a.load([a_tile, at])
+            b_block = b.load([at, b_tile]) if B_TURNED else b.load([b_tile, at]).T
+            acc = tl.dot(a_block, b_block, acc, input_precision="tf32")
+    else:
+        in_k = tl.arange(0, BLOCK_K)
+        nothing = tl.zeros((1, 1), a.dtype.element_ty)
+        if FMA:
+            nothing = negative_zeros(1, 1)
+        for at in range(start, stop, BLOCK_K):
+            row_mask = row_ok[:, None]
+            col_mask = col_ok[None, :]
+            if not EVEN_K:
+                row_mask = row_mask & (in_k < stop - at)[None, :]
+                col_mask = col_mask & (in_k < stop - at)[:, None]
+            a_block = tl.load(a + tl.cast(at, tl.int64) * a_k + a_tile, row_mask, nothing)
+            b_block = tl.load(b + tl.cast(at, tl.int64) * b_k + b_tile, col_mask, 0.0)
+            acc = tl.dot(a_block, b_block, acc, input_precision="ieee" if FMA else "tf32")
+    return acc
 
 
 @triton.jit
