@@ -13,14 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.linear.tile import (
-    chain,
-    finish,
-    fold_partials,
-    largest_half,
-    negative_zeros,
-    tile_of,
-)
+from samebits.engines.triton.linear.tile import chain, finish, fold_partials, tile_of, walk
 
 
 @triton.jit
@@ -112,23 +105,11 @@ def gemm_kernel(
                 b_scale + in_c // B_SCALE_BLOCK * b_scale_row + i * b_scale_k, col_ok, 0.0
             )
             total = tl.fma(part_sum, scale_r[:, None] * scale_c[None, :], total)
-    elif LEAVES == 1:
-        total = chain(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, 0, k,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
-        )  # fmt: skip
-    elif PAIRWISE:
-        total = balanced(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, 0, LEAVES,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
-        )  # fmt: skip
     else:
-        total = negative_zeros(BLOCK_R, BLOCK_C)
-        for i in range(LEAVES):
-            total += chain(
-                a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
-                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
-            )  # fmt: skip
+        total = walk(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, LEAVES, PAIRWISE,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+        )  # fmt: skip
 
     if SCALING == "row":
         scale_r = tl.load(a_scale + row.to(tl.int64) * a_scale_row, row_ok, 0.0)
@@ -144,29 +125,3 @@ def gemm_kernel(
     y += (tile_c * BLOCK_C).to(tl.int64) * y_col
     y_tile = in_r[:, None] * y_row + in_c[None, :] * y_col
     tl.store(y + y_tile, total.to(y.dtype.element_ty), row_ok[:, None] & col_ok[None, :])
-
-
-@triton.jit
-def balanced(
-    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
-    FIRST: tl.constexpr, LEAVES: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
-):  # fmt: skip
-    """Leaves FIRST, ..., FIRST + LEAVES - 1 folded pairwise, as `contract.tree.fold` does."""
-    if LEAVES == 1:
-        total = chain(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, FIRST * leaf,
-            min(FIRST * leaf + leaf, k), BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
-        )  # fmt: skip
-    else:
-        half: tl.constexpr = largest_half(LEAVES)
-        left = balanced(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST, half,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
-        )  # fmt: skip
-        total = left + balanced(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST + half, LEAVES - half,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
-        )  # fmt: skip
-    return total

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.linear.tile import chain, finish, negative_zeros, tile_of
+from samebits.engines.triton.linear.tile import finish, tile_of, walk
 
 
 @triton.jit
@@ -16,7 +16,8 @@ def persistent_kernel(
     a, b, y, c,
     rows, cols, k, leaf, c_row, c_col, alpha, beta,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    LEAVES: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+    LEAVES: tl.constexpr, PAIRWISE: tl.constexpr,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
     ALPHA: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """``y[r, c] = epilogue(sum_k a[r, k] * b[c, k])``.
@@ -36,18 +37,10 @@ def persistent_kernel(
         tile_r, tile_c = tile_of(tile, rows, cols, BLOCK_R, BLOCK_C, GROUP)
         row = tile_r * BLOCK_R
         col = tile_c * BLOCK_C
-        if LEAVES == 1:
-            total = chain(
-                a, b, row, col, None, None, None, None, 0, k,
-                BLOCK_R, BLOCK_C, BLOCK_K, True, False, True, A_TURNED, B_TURNED,
-            )  # fmt: skip
-        else:
-            total = negative_zeros(BLOCK_R, BLOCK_C)
-            for i in range(LEAVES):
-                total += chain(
-                    a, b, row, col, None, None, None, None, i * leaf, min(i * leaf + leaf, k),
-                    BLOCK_R, BLOCK_C, BLOCK_K, True, False, True, A_TURNED, B_TURNED,
-                )  # fmt: skip
+        total = walk(
+            a, b, row, col, None, None, None, None, leaf, k, LEAVES, PAIRWISE,
+            BLOCK_R, BLOCK_C, BLOCK_K, True, False, True, A_TURNED, B_TURNED,
+        )  # fmt: skip
         both = tl.permute(tl.reshape(total, (BLOCK_R, 2, half)), (0, 2, 1))
         left, right = tl.split(both)
         row_ok = in_r < rows - row

@@ -264,7 +264,8 @@ class _Persistent:
         self.launch = prepare(
             persistent_kernel,
             BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=self.block_k, GROUP=schedule.group,
-            LEAVES=leaves.count, A_TURNED=self.x_turned, B_TURNED=self.w_turned,
+            LEAVES=leaves.count, PAIRWISE=leaves.pairwise, A_TURNED=self.x_turned,
+            B_TURNED=self.w_turned,
             **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
         )  # fmt: skip
 
@@ -307,7 +308,7 @@ def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, store: bool) -
 
 def _by_rows(x: torch.Tensor) -> bool:
     """Whether the copy engine can move blocks of the rows of a matrix."""
-    if x.dim() != 2 or x.data_ptr() % 16:
+    if x.dim() != 2 or x.data_ptr() % 16 or x.shape[1] == 0:
         return False
     row, col = x.stride()
     pitch = row * x.element_size()

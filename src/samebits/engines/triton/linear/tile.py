@@ -78,6 +78,61 @@ def chain(
 
 
 @triton.jit
+def walk(
+    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
+    LEAVES: tl.constexpr, PAIRWISE: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+):  # fmt: skip
+    """All LEAVES leaves of k, `leaf` long, one after another, folded ascending or pairwise."""
+    if LEAVES == 1:
+        total = chain(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, 0, k,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+        )  # fmt: skip
+    elif PAIRWISE:
+        total = balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, 0, LEAVES,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+        )  # fmt: skip
+    else:
+        total = negative_zeros(BLOCK_R, BLOCK_C)
+        for i in range(LEAVES):
+            total += chain(
+                a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
+                BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+            )  # fmt: skip
+    return total
+
+
+@triton.jit
+def balanced(
+    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
+    FIRST: tl.constexpr, LEAVES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+):  # fmt: skip
+    """Leaves FIRST, ..., FIRST + LEAVES - 1 folded pairwise, as `contract.tree.fold` does."""
+    if LEAVES == 1:
+        total = chain(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, FIRST * leaf,
+            min(FIRST * leaf + leaf, k),
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+        )  # fmt: skip
+    else:
+        half: tl.constexpr = largest_half(LEAVES)
+        left = balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST, half,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+        )  # fmt: skip
+        total = left + balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST + half, LEAVES - half,
+            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+        )  # fmt: skip
+    return total
+
+
+@triton.jit
 def fold_partials(
     p, area: tl.constexpr, FIRST: tl.constexpr, LEAVES: tl.constexpr, PAIRWISE: tl.constexpr
 ):
