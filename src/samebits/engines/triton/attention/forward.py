@@ -1,111 +1,39 @@
-"""The forward kernels: attention over dense, packed or paged keys, and the fold of its leaves.
+"""The forward kernel: attention over dense, packed or paged keys.
 
 A program owns BLOCK_M rows of one KV head: the query heads that share it, position by position
 (row = position * GROUP + head), so that decode and verification fill a tile with the few rows that
 there are. It walks the keys that its rows see in steps of 64. At the end of a leaf it folds the
-leaf into its running result (SPLIT false), or writes it out for `fold_kernel` (SPLIT true): the
-same operations in the same order.
+leaf into its running result (SPLIT false), or writes it out for `fold.fold_kernel` (SPLIT true):
+the same operations in the same order.
 
 Online softmax: Milakov and Gimelshein, 2018; tiling: Dao et al., FlashAttention, 2022; leaves over
-CTAs: Dao et al., Flash-Decoding, 2023; pages: Kwon et al., PagedAttention, 2023.
+programs: Dao et al., Flash-Decoding, 2023.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from samebits.engines.triton.attention.fold import store_leaf, store_result
+from samebits.engines.triton.attention.keys import (
+    COUNTS,
+    key_range,
+    pages_of,
+    seen_keys,
+    sequence,
+    tile,
+)
 from samebits.engines.triton.attention.softmax import (
     STEP,
     capped,
     fold,
-    fold_sink,
-    logsumexp,
     power,
     raised,
-    result,
     row_maximum,
-    short_exp2,
     with_bias,
 )
-
-#: Parameters whose values (1, multiples of 16) need no kernels of their own.
-_COUNTS = [
-    "q_start", "q_len", "kv_len", "batch", "kv_heads", "q_heads", "tiles", "splits", "total",
-    "longest", "window", "leaf_keys", "table_stride", "slb", "slh", "slt",
-]  # fmt: skip
-
-
-@triton.jit
-def _sequence(b, cu_q, cu_k, kv_lens, starts, q_len, kv_len, q_start, KEYS: tl.constexpr):
-    """First row in q, rows, first row in k, keys, and position of the first row of sequence b."""
-    q_first = 0
-    k_first = 0
-    if KEYS != "dense":
-        q_first = tl.load(cu_q + b).to(tl.int32)
-        q_len = tl.load(cu_q + b + 1).to(tl.int32) - q_first
-    if KEYS == "varlen":
-        k_first = tl.load(cu_k + b).to(tl.int32)
-        kv_len = tl.load(cu_k + b + 1).to(tl.int32) - k_first
-    if KEYS == "paged":
-        kv_len = tl.load(kv_lens + b).to(tl.int32)
-    if starts is not None:
-        q_start = tl.load(starts + b).to(tl.int32)
-    elif KEYS != "dense":
-        q_start = kv_len - q_len
-    return q_first, q_len, k_first, kv_len, q_start
-
-
-@triton.jit
-def _range(first, last, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """The keys [lo, hi) that some of the positions first ... last may see."""
-    lo = 0
-    hi = kv_len
-    if CAUSAL:
-        hi = tl.minimum(hi, last + 1)
-    if WINDOW:
-        lo = tl.maximum(lo, first - window + 1)
-        hi = tl.minimum(hi, last + window)
-    return lo, tl.maximum(hi, lo)
-
-
-@triton.jit
-def _blocks(table, start, hi, PAGE: tl.constexpr):
-    """The pages of a step's keys: one, or one for each key where a page is smaller than a step."""
-    blocks = 0
-    if PAGE != 0:
-        at = start
-        if PAGE % STEP.value != 0:
-            at = start + tl.arange(0, STEP)
-        blocks = tl.load(table + at // PAGE, mask=at < hi, other=0)
-    return blocks
-
-
-@triton.jit
-def _rows(start, blocks, page_stride, row_stride, PAGE: tl.constexpr):
-    """Offsets of a step's rows of K or V, [STEP] int64."""
-    lanes = tl.arange(0, STEP)
-    if PAGE == 0:
-        rows = tl.cast(start, tl.int64) * row_stride + lanes * row_stride
-    elif PAGE % STEP.value == 0:
-        first = tl.cast(blocks, tl.int64) * page_stride
-        rows = first + tl.cast(start % PAGE, tl.int64) * row_stride + lanes * row_stride
-    else:
-        rows = tl.cast(blocks, tl.int64) * page_stride + (start + lanes) % PAGE * row_stride
-    return rows
-
-
-@triton.jit
-def _seen(position, keys, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys [N] the rows at `position` [M] see by their place alone."""
-    seen = (keys < kv_len)[None, :] & (position >= 0)[:, None]
-    if CAUSAL:
-        seen = seen & (keys[None, :] <= position[:, None])
-    if WINDOW:
-        apart = position[:, None] - keys[None, :]
-        seen = seen & (apart < window) & (apart > -window)
-    return seen
 
 
 @triton.jit
@@ -138,59 +66,43 @@ def _value_dot(p, v, acc, seen, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def _store_leaf(partial, stats, leaf, total, flat, valid, m, l, acc, DV: tl.constexpr):  # noqa: E741
-    """A leaf's o [M, DV], m and l [M] to the workspace: [leaves, total, DV] and [.., total, 2]."""
-    at = tl.cast(leaf, tl.int64) * total + flat
-    columns = tl.arange(0, acc.shape[1])
-    tl.store(
-        partial + at[:, None] * DV + columns[None, :], acc,
-        mask=valid[:, None] & (columns < DV)[None, :],
-    )  # fmt: skip
-    tl.store(stats + 2 * at, m, mask=valid)
-    tl.store(stats + 2 * at + 1, l, mask=valid)
+def _load(
+    k, v, table, pages, start, lo, hi, skp, sks, svp, svs,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    PAGE: tl.constexpr, SPAN: tl.constexpr, PARTLY: tl.constexpr,
+):  # fmt: skip
+    """SPAN steps of K and V from `start` on, whose `pages` are known, and the pages after them."""
+    tiles, after = (), ()
+    for i in tl.static_range(SPAN):
+        at = start + i * STEP
+        k_tile = tile(k, at, pages[i], skp, sks, lo, hi, BLOCK_D, D, PAGE, PARTLY)
+        v_tile = tile(v, at, pages[i], svp, svs, lo, hi, BLOCK_DV, DV, PAGE, PARTLY)
+        tiles = tiles + ((k_tile, v_tile),)  # noqa: RUF005
+        after = after + (pages_of(table, at + SPAN * STEP, hi, PAGE),)  # noqa: RUF005
+    return tiles, after
 
 
 @triton.jit
-def _steps(
-    m, l, acc, q, k_ptr, v_ptr, table, mask_rows, begin, end, lo, hi, kv_len, window,  # noqa: E741
-    position, skp, sks, svp, svs, sms, a, cap, masked_at,
-    D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, DEGREE: tl.constexpr,
-    PARTLY: tl.constexpr, CHECKED: tl.constexpr, STAGES: tl.constexpr,
+def _advance(
+    m, l, acc, q, tiles, mask_rows, start, hi, window, position, sms, a, cap,  # noqa: E741
+    masked_at,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr,
+    SPAN: tl.constexpr, PARTLY: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The steps of the keys begin ... end of a leaf, into its m [M], l [M, 16] and o [M, DV].
+    """SPAN steps into a leaf's m [M], l [M, 16] (equal columns) and o [M, DV].
 
-    PARTLY: some rows may not see some keys; CHECKED: see `_value_dot`. The branch in there does not
-    go together with loads or products in flight (the compiler would let them pass each other).
+    Their scores and weights do not wait for one another; steps from `hi` on change nothing.
+    PARTLY: some rows may not see some keys. CHECKED: see `_value_dot`.
     """
-    lanes = tl.arange(0, STEP)
-    d = tl.arange(0, q.shape[1])
-    dv = tl.arange(0, acc.shape[1])
-    ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)
-    blocks = _blocks(table, begin, hi, PAGE)
-    for start in tl.range(begin, end, STEP, num_stages=1 if CHECKED else STAGES):
-        keys = start + lanes
-        k_rows = k_ptr + _rows(start, blocks, skp, sks, PAGE)[:, None]
-        v_rows = v_ptr + _rows(start, blocks, svp, svs, PAGE)[:, None]
-        if PARTLY:
-            there = ((keys >= lo) & (keys < hi))[:, None]
-            k = tl.load(k_rows + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-            v = tl.load(v_rows + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
-        else:
-            if q.shape[1] == D:
-                k = tl.load(k_rows + d[None, :])
-            else:
-                k = tl.load(k_rows + d[None, :], mask=(d < D)[None, :], other=0.0)
-            if acc.shape[1] == DV:
-                v = tl.load(v_rows + dv[None, :])
-            else:
-                v = tl.load(v_rows + dv[None, :], mask=(dv < DV)[None, :], other=0.0)
-        blocks = _blocks(table, start + STEP, hi, PAGE)
-
-        s = tl.dot(q, tl.trans(k).to(q.dtype))
+    scores, weights = (), ()
+    for i in tl.static_range(SPAN):
+        scores = scores + (tl.dot(q, tl.trans(tiles[i][0]).to(q.dtype)),)  # noqa: RUF005
+    for i in tl.static_range(SPAN):
+        keys = start + i * STEP + tl.arange(0, STEP)
+        s = scores[i]
         seen = position[:, None] >= 0
         if PARTLY:
-            seen = _seen(position, keys, kv_len, window, CAUSAL, WINDOW)
+            seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
         if MASK != 0 or SOFTCAP:
             s = s * a
             if SOFTCAP:
@@ -209,56 +121,38 @@ def _steps(
         new_m = raised(m, top)
         low = tl.broadcast_to(tl.where(new_m == float("-inf"), 0.0, new_m)[:, None], s.shape)
         if MASK != 0 or SOFTCAP:
-            p = short_exp2(s - low, DEGREE)
+            p = tl.exp2(s - low)
         else:
-            p = short_exp2(tl.fma(s, tl.zeros(s.shape, tl.float32) + a, -low), DEGREE)
+            p = tl.exp2(tl.fma(s, tl.zeros(s.shape, tl.float32) + a, -low))
         if PARTLY or MASK != 0:
             p = tl.where(seen, p, 0.0)
-        p = p.to(q.dtype)
-        factor = power(m - new_m)[:, None]
-        l = tl.dot(p, ones, l * factor)  # noqa: E741
-        acc = _value_dot(p, v.to(q.dtype), acc * factor, seen, CHECKED)
+        weights = weights + ((p.to(q.dtype), seen, power(m - new_m)[:, None]),)  # noqa: RUF005
         m = new_m
+    ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)
+    for i in tl.static_range(SPAN):
+        p, seen, factor = weights[i]
+        l = tl.dot(p, ones, l * factor)  # noqa: E741
+        acc = _value_dot(p, tiles[i][1].to(q.dtype), acc * factor, seen, CHECKED)
     return m, l, acc
 
 
-@triton.jit
-def _store_result(
-    out, lse, sinks, v_scale, head, kv_head, row, lse_row, valid, m, l, o,  # noqa: E741
-    LSE: tl.constexpr, SINKS: tl.constexpr, V_SCALE: tl.constexpr, dv, DV: tl.constexpr,
-):  # fmt: skip
-    """Sink, division, last rounding, and the stores of a tile's rows."""
-    if SINKS:
-        m, l, o = fold_sink(m, l, o, tl.load(sinks + head, mask=valid, other=0.0))  # noqa: E741
-    y = result(m, l, o)
-    if V_SCALE:
-        y = y * tl.load(v_scale + kv_head)
-    tl.store(
-        out + row[:, None] + dv[None, :], y.to(out.dtype.element_ty),
-        mask=valid[:, None] & (dv < DV)[None, :],
-    )  # fmt: skip
-    if LSE:
-        tl.store(lse + lse_row, logsumexp(m, l), mask=valid)
-
-
-@triton.jit(do_not_specialize=_COUNTS)
+@triton.jit(do_not_specialize=COUNTS)
 def attention_kernel(
     q, k, v, out, lse, partial, stats, cu_q, cu_k, kv_lens, table, starts, mask, sinks, k_scale,
-    v_scale, a, cap, masked_at, q_start, q_len, kv_len, batch, kv_heads, tiles, splits, total,
+    v_scale, a, cap, masked_at, q_start, q_len, kv_len, batch, kv_heads, tiles, splits, leaves,
     window, leaf_keys, table_stride,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, slb, slh, slt, smb, smh, smt, sms,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     GROUP: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
-    DEGREE: tl.constexpr, BLOCK_M: tl.constexpr, ONE_POSITION: tl.constexpr, SPLIT: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    LSE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, BLOCK_M: tl.constexpr,
+    ONE_POSITION: tl.constexpr, SPAN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles * splits * batch * kv_heads, the longest tiles first.
 
     q, k, v, out are addressed by their strides in elements (batch or page, head, row); columns are
-    contiguous. Everything that varies by sequence is read from device memory, so that a captured
-    graph serves every length within its grid.
+    contiguous.
     """
     if PDL:
         gdc_launch_dependents()  # `fold_kernel` takes its place early and waits for this grid's end
@@ -268,152 +162,133 @@ def attention_kernel(
     kv_head = lane % kv_heads
     b = lane // kv_heads
     split = pid % splits
-    tile = tiles - 1 - pid // splits
-    q_first, q_len, k_first, kv_len, q_start = _sequence(
+    number = tiles - 1 - pid // splits
+    q_first, q_len, k_first, kv_len, q_start = sequence(
         b, cu_q, cu_k, kv_lens, starts, q_len, kv_len, q_start, KEYS
     )
     rows = q_len * GROUP
-    if tile * BLOCK_M >= rows:
+    if number * BLOCK_M >= rows:
         return
 
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = number * BLOCK_M + tl.arange(0, BLOCK_M)
     valid = row < rows
     t = row // GROUP
-    head = kv_head * GROUP + row % GROUP
+    head = (kv_head * GROUP + row % GROUP).to(tl.int64)
     position = tl.where(valid, q_start + t, -1)
-    first = q_start + tile * BLOCK_M // GROUP
-    last = q_start + (tl.minimum(tile * BLOCK_M + BLOCK_M, rows) - 1) // GROUP
-    lo, hi = _range(first, last, kv_len, window, CAUSAL, WINDOW)
-    begin = lo // STEP * STEP
-    end = tl.cdiv(hi, STEP) * STEP
+    first = q_start + number * BLOCK_M // GROUP
+    last = q_start + (tl.minimum(number * BLOCK_M + BLOCK_M, rows) - 1) // GROUP
+    lo, hi = key_range(first, last, kv_len, window, CAUSAL, WINDOW)
+    leaf = lo // leaf_keys
+    leaf_stop = tl.cdiv(hi, leaf_keys)
     if SPLIT:
-        leaf = lo // leaf_keys
-        run = tl.cdiv(tl.cdiv(hi, leaf_keys) - leaf, splits)
-        begin = tl.maximum(begin, (leaf + split * run) * leaf_keys)
-        end = tl.minimum(end, (leaf + (split + 1) * run) * leaf_keys)
-        if begin >= end:
+        run = tl.cdiv(leaf_stop - leaf, splits)
+        leaf += split * run
+        leaf_stop = tl.minimum(leaf_stop, leaf + run)
+        if leaf >= leaf_stop:
             return
+        hi = tl.minimum(hi, leaf_stop * leaf_keys)
+    begin = tl.maximum(lo // (SPAN * STEP) * (SPAN * STEP), leaf * leaf_keys)
+    end = tl.cdiv(hi, STEP) * STEP
 
-    sequence = tl.where(KEYS == "dense", b, 0).to(tl.int64)
+    own = tl.where(KEYS == "dense", b, 0).to(tl.int64)  # packed tensors have no batch axis
     q_row = (q_first + t).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    wide_head = head.to(tl.int64)
-    q_rows = sequence * sqb + wide_head * sqh + q_row * sqt
+    q_rows = own * sqb + head * sqh + q_row * sqt
     q_tile = tl.load(
         q + q_rows[:, None] + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0
     )
-    k += sequence * skb + kv_head.to(tl.int64) * skh + k_first.to(tl.int64) * sks
-    v += sequence * svb + kv_head.to(tl.int64) * svh + k_first.to(tl.int64) * svs
+    k += own * skb + kv_head.to(tl.int64) * skh + k_first.to(tl.int64) * sks
+    v += own * svb + kv_head.to(tl.int64) * svh + k_first.to(tl.int64) * svs
     if K_SCALE:
         a = a * tl.load(k_scale + kv_head)
     mask_rows = None
     if MASK != 0:
-        mask_rows = mask + sequence * smb + wide_head * smh + t.to(tl.int64) * smt
+        mask_rows = mask + own * smb + head * smh + t.to(tl.int64) * smt
     if PAGE != 0:
         table += b.to(tl.int64) * table_stride
-    flat = (sequence * q_len + q_row) * (kv_heads * GROUP) + head
-
-    # From `inner` to `outer` every row sees every key, and steps need no masks. Rows of one
-    # position see the same keys: the loads' masks hide the others.
-    UNMASKED: tl.constexpr = MASK == 0 and not ONE_POSITION
-    CHECKED: tl.constexpr = MASK != 0 or ((CAUSAL or WINDOW) and not ONE_POSITION)
-    inner = begin
-    outer = begin
-    if UNMASKED:
-        if WINDOW:
-            inner = tl.cdiv(tl.maximum(last - window + 1, 0), STEP) * STEP
-            inner = tl.minimum(tl.maximum(inner, begin), end)
-        outer = tl.minimum(end, kv_len)
-        if CAUSAL:
-            outer = tl.minimum(outer, first + 1)
-        if WINDOW:
-            outer = tl.minimum(outer, first + window)
-        outer = tl.maximum(outer // STEP * STEP, inner)
+    flat = (own * q_len + q_row) * (kv_heads * GROUP) + head
 
     run_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     run_l = tl.zeros((BLOCK_M,), tl.float32)
     run_o = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    for leaf in tl.range(begin // leaf_keys, tl.cdiv(end, leaf_keys), num_stages=1):
-        leaf_begin = tl.maximum(begin, leaf * leaf_keys)
-        leaf_end = tl.minimum(end, leaf * leaf_keys + leaf_keys)
-        m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        l = tl.zeros((BLOCK_M, 16), tl.float32)  # noqa: E741
-        acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-        for part in tl.static_range(3):
-            if (part == 0 and UNMASKED and WINDOW) or (part == 1 and UNMASKED) or part == 2:
-                part_begin = begin if part == 0 else (inner if part == 1 else outer)
-                part_end = inner if part == 0 else (outer if part == 1 else end)
-                m, l, acc = _steps(  # noqa: E741
-                    m, l, acc, q_tile, k, v, table, mask_rows,
-                    tl.maximum(part_begin, leaf_begin), tl.minimum(part_end, leaf_end), lo, hi,
-                    kv_len, window, position, skb, sks, svb, svs, sms, a, cap, masked_at, D, DV,
-                    PAGE, CAUSAL, WINDOW, MASK, SOFTCAP, DEGREE, part != 1, part != 1 and CHECKED,
-                    STAGES,
-                )  # fmt: skip
-        leaf_l = tl.max(l, axis=1)  # sixteen equal columns
-        if SPLIT:
-            _store_leaf(partial, stats, leaf, total, flat, valid, m, leaf_l, acc, DV)
-        else:
-            run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
+    no_l = tl.zeros((BLOCK_M, 16), tl.float32)
+    if ONE_POSITION and MASK == 0 and BLOCK_M < 64:
+        # Decode: one loop over all leaves, so that loads stay in flight across their edges. The
+        # loads' masks hide keys that are not seen. (Tiles of 64 rows have products in flight, which
+        # the compiler would not wait for in a branch.)
+        m, l, acc = run_m, no_l, run_o  # noqa: E741
+        pages = ()
+        for i in tl.static_range(SPAN):
+            pages = pages + (pages_of(table, begin + i * STEP, hi, PAGE),)  # noqa: RUF005
+        for start in tl.range(begin, end, SPAN * STEP, num_stages=STAGES):
+            loaded, pages = _load(
+                k, v, table, pages, start, lo, hi, skb, sks, svb, svs, D, DV, BLOCK_D, BLOCK_DV,
+                PAGE, SPAN, True,
+            )  # fmt: skip
+            m, l, acc = _advance(  # noqa: E741
+                m, l, acc, q_tile, loaded, mask_rows, start, hi, window, position, sms, a, cap,
+                masked_at, CAUSAL, WINDOW, MASK, SOFTCAP, SPAN, True, False,
+            )  # fmt: skip
+            after = start + SPAN * STEP
+            if (after % leaf_keys == 0) | (after >= end):
+                leaf_l = tl.max(l, axis=1)
+                if SPLIT:
+                    at = start // leaf_keys
+                    store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV)
+                else:
+                    run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
+                m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+                l = tl.zeros((BLOCK_M, 16), tl.float32)  # noqa: E741
+                acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    else:
+        # From `inner` to `outer` every row sees every key, and steps need no masks. The branch of
+        # checked steps does not go together with loads or products in flight.
+        UNMASKED: tl.constexpr = MASK == 0
+        CHECKED: tl.constexpr = MASK != 0 or CAUSAL or WINDOW
+        inner = begin
+        outer = begin
+        if UNMASKED:
+            if WINDOW:
+                inner = tl.cdiv(tl.maximum(last - window + 1, 0), STEP) * STEP
+                inner = tl.minimum(tl.maximum(inner, begin), end)
+            outer = tl.minimum(hi, kv_len)
+            if CAUSAL:
+                outer = tl.minimum(outer, first + 1)
+            if WINDOW:
+                outer = tl.minimum(outer, first + window)
+            outer = tl.maximum(outer // STEP * STEP, inner)
+        for at in tl.range(leaf, leaf_stop, num_stages=1):
+            m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            l = no_l  # noqa: E741
+            acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+            for part in tl.static_range(3):
+                if (part == 0 and UNMASKED and WINDOW) or (part == 1 and UNMASKED) or part == 2:
+                    PARTLY: tl.constexpr = part != 1
+                    from_key = begin if part == 0 else (inner if part == 1 else outer)
+                    to_key = inner if part == 0 else (outer if part == 1 else end)
+                    from_key = tl.maximum(from_key, at * leaf_keys)
+                    to_key = tl.minimum(to_key, at * leaf_keys + leaf_keys)
+                    pages = (pages_of(table, from_key, hi, PAGE),)
+                    stages: tl.constexpr = 1 if PARTLY and CHECKED else STAGES
+                    for start in tl.range(from_key, to_key, STEP, num_stages=stages):
+                        loaded, pages = _load(
+                            k, v, table, pages, start, lo, hi, skb, sks, svb, svs, D, DV, BLOCK_D,
+                            BLOCK_DV, PAGE, 1, PARTLY,
+                        )  # fmt: skip
+                        m, l, acc = _advance(  # noqa: E741
+                            m, l, acc, q_tile, loaded, mask_rows, start, hi, window, position, sms,
+                            a, cap, masked_at, CAUSAL, WINDOW, MASK, SOFTCAP, 1, PARTLY,
+                            PARTLY and CHECKED,
+                        )  # fmt: skip
+            leaf_l = tl.max(l, axis=1)
+            if SPLIT:
+                store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV)
+            else:
+                run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
     if not SPLIT:
-        _store_result(
-            out, lse, sinks, v_scale, head, kv_head, sequence * sob + wide_head * soh + q_row * sot,
-            sequence * slb + wide_head * slh + q_row * slt, valid, run_m, run_l, run_o, LSE, SINKS,
-            V_SCALE, dv, DV,
+        store_result(
+            out, lse, sinks, v_scale, head, kv_head, own * sob + head * soh + q_row * sot,
+            own * slb + head * slh + q_row * slt, valid, run_m, run_l, run_o, dv, DV, SINKS, LSE,
+            V_SCALE,
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=_COUNTS)
-def fold_kernel(
-    partial, stats, out, lse, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start, q_len, kv_len,
-    q_heads, longest, total, window, leaf_keys, sob, soh, sot, slb, slh, slt,
-    DV: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, V_SCALE: tl.constexpr,
-    COLUMNS: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Leaves of one query row and COLUMNS of its values, folded in ascending order.
-
-    Grid: (batch * longest * q_heads, column blocks). The partials of BATCH leaves are in flight at
-    once; the fold itself is cheap.
-    """
-    pid = tl.program_id(0)
-    head = pid % q_heads
-    pid //= q_heads
-    t = pid % longest
-    b = pid // longest
-    q_first, q_len, _, kv_len, q_start = _sequence(
-        b, cu_q, cu_k, kv_lens, starts, q_len, kv_len, q_start, KEYS
-    )
-    if t >= q_len:
-        return
-    if PDL:
-        gdc_wait()
-    lo, hi = _range(q_start + t, q_start + t, kv_len, window, CAUSAL, WINDOW)
-    sequence = tl.where(KEYS == "dense", b, 0).to(tl.int64)
-    flat = (sequence * q_len + q_first + t) * q_heads + head
-    dv = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    one = tl.arange(0, 1)
-    m = tl.full((1,), float("-inf"), tl.float32)
-    l = tl.zeros((1,), tl.float32)  # noqa: E741
-    o = tl.zeros((1, COLUMNS), tl.float32)
-    for leaf in range(lo // leaf_keys, tl.cdiv(hi, leaf_keys), BATCH):
-        loaded = ()
-        for i in tl.static_range(BATCH):
-            there = (leaf + i) * leaf_keys < hi
-            at = tl.cast(leaf + i, tl.int64) * total + flat
-            m_i = tl.load(stats + 2 * at + one, mask=there, other=float("-inf"))
-            l_i = tl.load(stats + 2 * at + 1 + one, mask=there, other=0.0)
-            o_i = tl.load(
-                partial + at * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0
-            )
-            loaded = loaded + ((m_i, l_i, o_i),)  # type: ignore[assignment]  # noqa: RUF005
-        for i in tl.static_range(BATCH):
-            m_i, l_i, o_i = loaded[i]
-            m, l, o = fold(m, l, o, m_i, l_i, o_i)  # noqa: E741
-    row = sequence * sob + head.to(tl.int64) * soh + (q_first + t).to(tl.int64) * sot
-    lse_row = sequence * slb + head.to(tl.int64) * slh + (q_first + t).to(tl.int64) * slt
-    _store_result(
-        out, lse, sinks, v_scale, head + one, head // GROUP, row + one, lse_row + one, one == 0, m,
-        l, o, LSE, SINKS, V_SCALE, dv, DV,
-    )  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from samebits.contract import AttentionContract
-from samebits.engines.triton.attention.forward import attention_kernel, fold_kernel
+from samebits.engines.triton.attention.fold import fold_kernel
+from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.schedule import AttentionSchedule
 from samebits.engines.triton.launch import launch
 
@@ -167,13 +168,12 @@ def _run(
     partial = stats = None
     pdl = splits > 1 and schedule.pdl and q.is_cuda
     if splits > 1:
-        partial = q.new_empty((leaves, rows, dv), dtype=torch.float32)
-        stats = q.new_empty((leaves, rows, 2), dtype=torch.float32)
+        partial = q.new_empty((rows, leaves, dv), dtype=torch.float32)
+        stats = q.new_empty((rows, leaves, 4), dtype=torch.float32)  # m, l, and the fold's factors
     s = sequences
     where = (None,) * 4 if s is None else (s.cu_q, s.cu_k, s.kv_lens, s.table)
     page = 0 if where[3] is None else k.size(1)
     window = options.window or 0
-    degree = 0 if contract.exp2 == "hw" else int(contract.exp2[5:-1])
     common: dict[str, Any] = {
         "DV": dv, "GROUP": group, "KEYS": keys, "CAUSAL": options.causal, "WINDOW": window > 0,
         "SINKS": options.sinks is not None, "LSE": lse is not None,
@@ -182,13 +182,13 @@ def _run(
     launch(
         attention_kernel, (tiles * splits * batch * kv_heads,), q, k, v, out, lse, partial, stats,
         *where, starts, mask, options.sinks, options.k_scale, options.v_scale, a, b, masked_at,
-        q_start, q_len, kv_len, batch, kv_heads, tiles, splits, rows, window, contract.leaf,
+        q_start, q_len, kv_len, batch, kv_heads, tiles, splits, leaves, window, contract.leaf,
         0 if where[3] is None else where[3].stride(0),
         *strides[0], *strides[1], *strides[2], *strides[3], *lse_strides,
         *((0, 0, 0, 0) if mask is None else mask.stride()),
         **common, D=d, BLOCK_D=_tile(d), BLOCK_DV=_tile(dv), PAGE=page,
         MASK=0 if mask is None else 1 if mask.dtype is torch.bool else 2, SOFTCAP=cap is not None,
-        K_SCALE=options.k_scale is not None, DEGREE=degree,
+        K_SCALE=options.k_scale is not None, SPAN=schedule.span,
         BLOCK_M=schedule.block_m, ONE_POSITION=q_len == 1, SPLIT=splits > 1, PDL=pdl,
         STAGES=schedule.stages, num_warps=schedule.warps, num_stages=schedule.stages,
     )  # fmt: skip
@@ -196,7 +196,7 @@ def _run(
         launch(
             fold_kernel, (batch * q_len * q_heads, -(-dv // schedule.columns)), partial, stats,
             out, lse, *where[:3], starts, options.sinks, options.v_scale, q_start, q_len, kv_len,
-            q_heads, q_len, rows, window, contract.leaf, *strides[3], *lse_strides, **common,
+            q_heads, q_len, leaves, window, contract.leaf, *strides[3], *lse_strides, **common,
             COLUMNS=schedule.columns, BATCH=schedule.batch, PDL=pdl, num_warps=1, pdl=pdl,
         )  # fmt: skip
 

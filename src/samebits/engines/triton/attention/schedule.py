@@ -6,6 +6,8 @@ of one sequence has to serve.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
 #: Shared memory of a program that still leaves room on sm_90 (of 227 KiB).
@@ -22,6 +24,7 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
         programs: programs to aim for. Where tiles are fewer, several share the leaves of a tile
             and write them to a workspace for a second kernel; else one folds them as they come.
         warps, stages: warps of a program of the first kernel, and steps of 64 keys in flight.
+        span: steps taken together where all rows stand at one position.
         columns: values that a program of the fold takes.
         batch: leaves that it has in flight.
         pdl: the fold is launched while the first kernel runs.
@@ -31,6 +34,7 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
     programs: int = 2 * PROCESSORS
     warps: int = 4
     stages: int = 3
+    span: int = 1
     columns: int = 32
     batch: int = 16
     pdl: bool = True
@@ -81,8 +85,5 @@ def _fitting(key: ScheduleKey, schedule: AttentionSchedule) -> AttentionSchedule
     """`schedule` with no more stages than shared memory holds."""
     d, dv = (1 << ((size or 128) - 1).bit_length() for size in (key.head_dim, key.value_dim))
     fixed = 2 * schedule.block_m * d
-    stages = max(1, min(schedule.stages, (SHARED - fixed) // (2 * 64 * (d + dv))))
-    return AttentionSchedule(
-        block_m=schedule.block_m, programs=schedule.programs, warps=schedule.warps, stages=stages,
-        columns=schedule.columns, batch=schedule.batch, pdl=schedule.pdl,
-    )  # fmt: skip
+    stages = max(1, min(schedule.stages, (SHARED - fixed) // (2 * 64 * schedule.span * (d + dv))))
+    return replace(schedule, stages=stages)

@@ -1,6 +1,6 @@
 """The online softmax of the contract, as device functions.
 
-Power-of-two maximum, exponents by a fixed polynomial, the fold over leaves: the arithmetic of
+Power-of-two maximum, softcap, the fold over leaves, the sink: the arithmetic of
 `samebits.contract.attention_steps`, line for line. No sum and no rounding here depends on a layout,
 so every tile, warp count and split has the same bits.
 """
@@ -16,8 +16,6 @@ from samebits.engines.triton.functions import log, polynomial, power_of_two
 #: Keys of a step: the maximum is raised once for each.
 STEP = tl.constexpr(64)
 
-_EXP2_4 = tl.constexpr([float.fromhex(c) for c in exact.EXP2_SHORT[4]])
-_EXP2_3 = tl.constexpr([float.fromhex(c) for c in exact.EXP2_SHORT[3]])
 _EXP2_6 = tl.constexpr([float.fromhex(c) for c in exact._EXP2])
 _LOG2E = tl.constexpr(float(exact.LOG2E))
 _TWO_LOG2E = tl.constexpr(float.fromhex("0x1.715476p+1"))
@@ -29,20 +27,20 @@ _ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _larger(x, y):
+def larger(x, y):
     return tl.maximum(x, y, propagate_nan=_ALL)
 
 
 @triton.jit
 def row_maximum(x):
     """The largest of each row of [M, N]; NaN if one is NaN. Exact, so in any order."""
-    return tl.reduce(x, 1, _larger)
+    return tl.reduce(x, 1, larger)
 
 
 @triton.jit
 def raised(m, top):
     """The power-of-two maximum after a step whose largest exponent is `top`."""
-    return _larger(m, tl.ceil(top))
+    return larger(m, tl.ceil(top))
 
 
 @triton.jit
@@ -53,23 +51,9 @@ def power(n):
 
 
 @triton.jit
-def short_exp2(d, DEGREE: tl.constexpr):
-    """2^d for d <= 0 (`functions.exp2_short`); DEGREE 0 is the chip's own."""
-    if DEGREE == 0:
-        p = tl.exp2(d)
-    else:
-        d = _larger(d, -127.0)
-        z = d + _ROUNDING
-        f = d - (z - _ROUNDING)
-        p = polynomial(f, _EXP2_4, 5) if DEGREE == 4 else polynomial(f, _EXP2_3, 4)
-        p = p * power_of_two(z.to(tl.int32, bitcast=True))  # the shift drops _ROUNDING's word
-    return p
-
-
-@triton.jit
 def flushed_exp2(x):
     """2^x for x <= 127, +0 where x < -126 (`functions.exp2_flush`)."""
-    d = _larger(x, -127.0)
+    d = larger(x, -127.0)
     z = d + _ROUNDING
     y = polynomial(d - (z - _ROUNDING), _EXP2_6, 7) * power_of_two(z.to(tl.int32, bitcast=True))
     return tl.where(x < -126.0, 0.0, y)
@@ -91,7 +75,7 @@ def with_bias(x, bias):
 @triton.jit
 def fold(m, l, o, leaf_m, leaf_l, leaf_o):  # noqa: E741
     """The next leaf folded into the running m, l [M] and o [M, D]; skipped if its m is -Inf."""
-    top = _larger(m, leaf_m)
+    top = larger(m, leaf_m)
     old, new = power(m - top), power(leaf_m - top)
     skip = leaf_m == float("-inf")
     l = tl.where(skip, l, tl.fma(l, old, leaf_l * new))  # noqa: E741
@@ -105,7 +89,7 @@ def fold_sink(m, l, o, sink):  # noqa: E741
     """The sink's logits [M] folded in after all leaves."""
     x = sink * _LOG2E
     sink_m = tl.ceil(x)
-    top = _larger(m, sink_m)
+    top = larger(m, sink_m)
     skip = x == float("-inf")
     old = tl.where(skip, 1.0, power(m - top))
     weight = flushed_exp2(x - sink_m) * power(sink_m - top)

@@ -1,0 +1,3 @@
+"""Attention on NVIDIA GPUs: every layout of keys, one contract; see `forward`."""
+
+from __future__ import annotations
