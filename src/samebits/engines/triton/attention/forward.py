@@ -99,7 +99,7 @@ def _advance(
         scores = scores + (tl.dot(q, tl.trans(tiles[i][0]).to(q.dtype)),)  # noqa: RUF005
     for i in tl.static_range(SPAN):
         keys = start + i * STEP + tl.arange(0, STEP)
-        s = scores[i]
+        s = scores[i]  # type: ignore[var-annotated]
         seen = position[:, None] >= 0
         if PARTLY:
             seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
@@ -130,7 +130,7 @@ def _advance(
         m = new_m
     ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)
     for i in tl.static_range(SPAN):
-        p, seen, factor = weights[i]
+        p, seen, factor = weights[i]  # type: ignore[var-annotated]
         l = tl.dot(p, ones, l * factor)  # noqa: E741
         acc = _value_dot(p, tiles[i][1].to(q.dtype), acc * factor, seen, CHECKED)
     return m, l, acc
