@@ -75,6 +75,7 @@ from samebits.ops.reduce import (
     vector_norm,
 )
 from samebits.ops.rotary import rotary
+from samebits.ops.sampling import apply_penalties, sample
 from samebits.ops.scan import cumprod, cumsum
 from samebits.ops.scatter import (
     bincount,
@@ -94,6 +95,7 @@ __all__ = [
     "addbmm",
     "addmm",
     "addmv",
+    "apply_penalties",
     "argmax",
     "argmin",
     "argsort",
@@ -160,6 +162,7 @@ __all__ = [
     "rotary",
     "router_topk",
     "rsqrt",
+    "sample",
     "scatter_add",
     "scatter_reduce",
     "segment_reduce",

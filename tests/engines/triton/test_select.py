@@ -16,7 +16,7 @@ from samebits.ops import order
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-LENGTHS = (1, 2, 17, 129, 1000, 5000) if INTERPRETED else (1, 2, 17, 1000, 4097, 152_064, 200_000)
+LENGTHS = (1, 2, 129, 700) if INTERPRETED else (1, 1000, 152_064, 200_000)
 
 
 def rows_with_ties(seed: int, rows: int, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -35,7 +35,7 @@ def rows_with_ties(seed: int, rows: int, n: int, dtype: torch.dtype) -> torch.Te
 @pytest.mark.parametrize("largest", [True, False])
 def test_topk(n: int, dtype: torch.dtype, largest: bool) -> None:
     x = rows_with_ties(n, 3, n, dtype)
-    for k in sorted({1, min(n, 8), min(n, 60), n // 2 or 1, n}):
+    for k in sorted({1, min(n, 60), n // 2 or 1, n}):
         want = order.topk(x, k, largest=largest)
         values, indices = select.topk(x.to(DEVICE), k, largest)
         assert bits.equal(indices.cpu(), want[1]), k

@@ -43,6 +43,12 @@ def float_key(x):
 
 
 @triton.jit
+def key_number(key):
+    """The fp32 number of an int32 key; +0 for both zeros."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def order_key(x):
     """`float_key` of a float, an integer itself: int64."""
     key = float_key(x) if x.dtype.is_floating() else x

@@ -28,8 +28,15 @@ _SORTED_INSIDE = 2048
 
 
 @triton.jit
-def rank_key(x, LARGEST: tl.constexpr):
-    """int32 key of which the best value has the largest. Smallest first: NaN comes last."""
+def load_key(x_row, at, n, divisor, LARGEST: tl.constexpr, DIVIDED: tl.constexpr):
+    """int32 key of which the best value has the largest. Smallest first: NaN comes last.
+
+    DIVIDED: the values are those of the row, as fp32, over `divisor`.
+    """
+    x = tl.load(x_row + at, at < n, other=0.0)
+    if DIVIDED:
+        x = x.to(tl.float32)
+        x = tl.div_rn(x, tl.zeros_like(x) + divisor)
     key = float_key(x)
     return key if LARGEST else ~key
 
@@ -44,12 +51,12 @@ def topk_kernel(
     x_row = x + row * stride
     out = packed + row * k
     lane = tl.arange(0, BLOCK)
-    cut, ties = _kth_key(x_row, n, k, LARGEST, BLOCK)
+    cut, ties = kth_key(x_row, n, k, 1.0, LARGEST, False, BLOCK)
     taken = 0
     equal = 0
     for start in range(0, n, BLOCK):
         at = start + lane
-        key = rank_key(tl.load(x_row + at, at < n, other=0.0), LARGEST)
+        key = load_key(x_row, at, n, 1.0, LARGEST, False)
         same = ((key == cut) & (at < n)).to(tl.int32)
         rank = equal + tl.cumsum(same)
         won = (((key > cut) & (at < n)) | ((same != 0) & (rank <= ties))).to(tl.int32)
@@ -68,9 +75,11 @@ def topk_kernel(
 
 
 @triton.jit
-def _kth_key(x_row, n, k, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def kth_key(
+    x_row, n, k, divisor, LARGEST: tl.constexpr, DIVIDED: tl.constexpr, BLOCK: tl.constexpr
+):
     """The k-th largest key of a row, and how many of its equals are among the k best."""
-    BITS: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth
+    BITS: tl.constexpr = 32 if DIVIDED else x_row.dtype.element_ty.primitive_bitwidth
     lane = tl.arange(0, BLOCK)
     digit = tl.arange(0, 256)
     prefix = 0  # the digits known so far, of keys moved up by half their range
@@ -80,7 +89,7 @@ def _kth_key(x_row, n, k, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
         counts = tl.zeros([256], tl.int32)
         for start in range(0, n, BLOCK):
             at = start + lane
-            key = rank_key(tl.load(x_row + at, at < n, other=0.0), LARGEST).to(tl.int64)
+            key = load_key(x_row, at, n, divisor, LARGEST, DIVIDED).to(tl.int64)
             key += 2 ** (BITS - 1)
             same = (at < n) & ((key >> (shift + 8)) == prefix)
             counts += tl.histogram(((key >> shift) & 255).to(tl.int32), 256, mask=same)
