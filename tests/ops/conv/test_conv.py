@@ -79,7 +79,7 @@ def test_engine_is_the_contract(
     before, before_chunk = cpu.isa(), lowering._CHUNK
     try:
         cpu.set_isa(isa)
-        lowering._CHUNK = chunk
+        lowering._CHUNK = {"cpu": chunk}
         got = fn(
             restride(x, strides), w, b, stride=stride, padding=padding, dilation=dilation,
             groups=groups,

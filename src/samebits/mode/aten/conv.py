@@ -9,14 +9,14 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import stock
-from samebits.mode.registry import aten
+from samebits.mode.registry import DENSE, aten
 from samebits.ops import conv
 
 _CONVOLUTION = stock("convolution")
 _CONVOLUTION_BACKWARD = stock("convolution_backward")
 
 
-@aten("convolution")
+@aten("convolution", key=DENSE)
 def convolution(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -34,7 +34,7 @@ def convolution(
     return _like(input, weight, conv.convolution(input, weight, bias, *shape))
 
 
-@aten("convolution_backward")
+@aten("convolution_backward", key=DENSE)
 def convolution_backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,

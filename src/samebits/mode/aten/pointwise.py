@@ -17,6 +17,7 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu.pointwise import binary, result_like, unary
 from samebits.mode.fallback import EXACT_DTYPES, Stock, stock
 from samebits.mode.registry import aten
+from samebits.ops import pointwise
 from samebits.ops.pointwise import halves, power
 
 Tensor = torch.Tensor
@@ -75,6 +76,31 @@ def _plain(name: str, spread: bool) -> None:
 
 for _name, _spread in _PLAIN.items():
     _plain(_name, _spread)
+
+
+# On a GPU torch computes every element by itself. These have kernels of ours, too, so that they
+# have the bits of the fused gates (`ops.silu_mul`) and of a CPU.
+
+
+def _on_gpu(name: str) -> None:
+    original = stock(name)
+
+    @aten(name, key="CUDA")
+    def function(self: Tensor) -> Any:
+        if self.dtype in DTYPE_CODE:
+            return getattr(pointwise, name)(self.detach())
+        return original(self)
+
+
+_on_gpu("silu")
+_on_gpu("sigmoid")
+
+
+@aten("gelu", key="CUDA")
+def gelu_on_gpu(self: Tensor, *, approximate: str = "none") -> Any:
+    if self.dtype in DTYPE_CODE and approximate in _GELU_NAMES:
+        return pointwise.gelu(self.detach(), approximate)  # type: ignore[arg-type]
+    return _GELU(self, approximate=approximate)
 
 
 # ---- activations with parameters ---------------------------------------------------------------

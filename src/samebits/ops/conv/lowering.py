@@ -9,11 +9,12 @@ from types import EllipsisType
 import torch
 import torch.nn.functional as F
 
-from samebits.engines.cpu import gemm as engine
 from samebits.ops.conv.arguments import Geometry
+from samebits.ops.matmul.product import engine_of
 
-#: Elements of the window matrix that exist at a time.
-_CHUNK = 4 << 20
+#: Elements of the window matrix that exist at a time, by device: a part of the contract on a GPU,
+#: where the number of columns may decide the tree.
+_CHUNK = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 
 def convolve(
@@ -22,7 +23,7 @@ def convolve(
     """x [B, C, ...], weight [O, C/G, k...] -> [B, O, out...]."""
     images, groups, filters = x.shape[0], geo.groups, weight.shape[0]
     k, positions = weight[0].numel() if filters else 0, math.prod(geo.out)
-    out = torch.empty(images, filters, *geo.out, dtype=x.dtype)
+    out = x.new_empty(images, filters, *geo.out)
     if out.numel() == 0:
         return out
     flat_out = out.view(images * groups, filters // groups, positions)
@@ -31,8 +32,9 @@ def convolve(
     seen = windows(x, geo)
     row = positions // geo.out[0]  # positions of one step along the first spatial axis
     per_image = max(1, groups * k * positions)
-    step = max(1, _CHUNK // per_image)
-    rows = geo.out[0] if step > 1 else max(1, min(geo.out[0], _CHUNK // (groups * k * row or 1)))
+    chunk, bmm = _CHUNK[x.device.type], engine_of(x).bmm
+    step = max(1, chunk // per_image)
+    rows = geo.out[0] if step > 1 else max(1, min(geo.out[0], chunk // (groups * k * row or 1)))
     axis = 2 + len(geo.kernel)
     for n in range(0, images, step):
         count = min(step, images - n)
@@ -47,7 +49,7 @@ def convolve(
             part = seen[n : n + count].narrow(axis, r, size)
             b = part.reshape(count * groups, k, size * row)
             to = flat_out[n * groups : (n + count) * groups, :, r * row : (r + size) * row]
-            engine.bmm(a, b, c, out=to)
+            bmm(a, b, c, out=to)
     return out
 
 
@@ -142,8 +144,9 @@ def grad_weight(
     images, positions = grad.shape[0], math.prod(geo.out)
     left = grad.reshape(images, groups, filters // groups, positions)
     left = left.permute(1, 2, 0, 3).reshape(groups, filters // groups, images * positions)
-    out = torch.empty(groups, filters // groups, channels, math.prod(kernel), dtype=weight.dtype)
-    step = max(1, _CHUNK // max(1, groups * math.prod(kernel) * images * positions))
+    out = weight.new_empty(groups, filters // groups, channels, math.prod(kernel))
+    chunk = _CHUNK[x.device.type]
+    step = max(1, chunk // max(1, groups * math.prod(kernel) * images * positions))
     for c in range(0, channels, step):
         size = min(step, channels - c)
         part = seen.view(images, groups, channels, *seen.shape[2:])[:, :, c : c + size]
@@ -151,6 +154,6 @@ def grad_weight(
             1, 2, *range(3, 3 + len(kernel)), 0, *range(3 + len(kernel), part.dim())
         )
         right = right.reshape(groups, size * math.prod(kernel), images * positions)
-        product = engine.bmm(left, right.mT)
+        product = engine_of(left).bmm(left, right.mT)
         out[:, :, c : c + size] = product.view(groups, filters // groups, size, -1)
     return out.reshape(weight.shape)

@@ -64,11 +64,11 @@ def forward(
 ) -> torch.Tensor:
     """`product` without autograd: what the switch calls. `out` receives the result, if given."""
     check(op, a, b, c, out_dtype)
-    result: torch.Tensor = _engine(a).bmm(a, b, c, alpha, beta, out_dtype, out)
+    result: torch.Tensor = engine_of(a).bmm(a, b, c, alpha, beta, out_dtype, out)
     return result
 
 
-def _engine(a: torch.Tensor) -> ModuleType:
+def engine_of(a: torch.Tensor) -> ModuleType:
     """Where `a` is multiplied: a module with the ``bmm`` of `samebits.engines.cpu.gemm`."""
     return cuda_products() if a.is_cuda else engine
 
@@ -145,7 +145,7 @@ class _Product(torch.autograd.Function):
         a, b = ctx.saved_tensors
         grad = grads[0].to(a.dtype)
         need_a, need_b, need_c = ctx.needs_input_grad[:3]
-        bmm = _engine(a).bmm
+        bmm = engine_of(a).bmm
         grad_a = bmm(grad, b.mT, None, ctx.alpha) if need_a else None
         grad_b = bmm(a.mT, grad, None, ctx.alpha) if need_b else None
         grad_c = None

@@ -11,13 +11,18 @@ from samebits.ops.gpu import matrix
 
 
 def unary(op: str, kernel: str, x: torch.Tensor) -> torch.Tensor:
-    """A function of every element.
+    """A function of every element: a kernel of the engine, or torch's own.
+
+    torch's elementwise CUDA kernels compute every element by the same code, wherever it lies.
 
     Raises:
-        DTypeError: the function has no CUDA kernel, or see `checks`.
+        DTypeError: see `checks`.
     """
-    x = engine_tensor(op, x, gpu=kernel in engine.FUNCTIONS)
-    return engine.unary(kernel, x)
+    x = engine_tensor(op, x, gpu=True)
+    if kernel in engine.FUNCTIONS:
+        return engine.unary(kernel, x)
+    y: torch.Tensor = getattr(torch.ops.aten, op)(x)
+    return y
 
 
 def gated(op: str, kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
