@@ -8,15 +8,16 @@ import torch
 
 import interpreter
 from samebits import bits
-from samebits.contract import LinearContract
+from samebits.contract import ContractKey, LinearContract
 from samebits.engines.schedule import Schedule
 from samebits.engines.triton.linear.schedule import default
 from samebits.errors import PlanError
 from samebits.plan.builder import keys_of
 from samebits.plan.contracts import contract_of
-from samebits.plan.keys import contract_at
-from samebits.plan.tune import Unsuitable, gpu, linear
+from samebits.plan.keys import contract_at, schedule_key
+from samebits.plan.tune import Unsuitable, gpu, grouped, linear
 from samebits.plan.tune.gpu import Pools
+from samebits.plan.tune.grouped import GroupedBench
 from samebits.plan.tune.linear import LinearBench
 
 DEVICE = torch.device("cpu" if interpreter.INTERPRETED else "cuda")
@@ -94,3 +95,37 @@ def test_no_reference_without_the_evaluator_s_bits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(linear, "run_linear", other)
     with pytest.raises(PlanError, match="no schedule has the bits of the evaluator"):
         LinearBench(KEY, Pools(DEVICE, torch.bfloat16))
+
+
+# ---- grouped products --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def experts(monkeypatch: pytest.MonkeyPatch) -> GroupedBench:
+    monkeypatch.setattr(grouped, "BUCKETS", (1, 16, 40))
+    key = schedule_key(
+        ContractKey("grouped_linear", "bf16", "bf16", "sm_90", n=48, k=128), experts=3
+    )
+    return GroupedBench(key, Pools(DEVICE, torch.bfloat16))
+
+
+def test_grouped_schedules_have_one_result(experts: GroupedBench) -> None:
+    for bucket, m in enumerate((1, 16, 40)):
+        plain = [s for s in experts.candidates(bucket) if not s.persistent]  # type: ignore[attr-defined]
+        for schedule in plain[:3]:
+            assert experts.difference(schedule, m) is None
+
+
+def test_another_grouped_tree_is_told(
+    experts: GroupedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = experts.candidates(0)[0]
+    assert experts.difference(schedule, 40) is None
+    wrong = contract_at(msgspec.structs.replace(KEY, tree="segment(32)", k=128))
+    run = grouped.grouped_linear
+    monkeypatch.setattr(grouped, "grouped_linear", lambda _, *a, **k: run(wrong, *a, **k))
+    why = experts.difference(schedule, 40)
+    assert why is not None and "elements differ at M = 40" in why
+    experts.references.clear()
+    with pytest.raises(PlanError, match="has not the bits of the evaluator"):
+        experts.difference(schedule, 40)

@@ -18,13 +18,14 @@ class Verdict:
     """What was found for one key.
 
     Attributes:
-        compared: schedules that ran, each in every bucket it is named for.
+        compared: schedules that ran, each in every bucket it is named for; None where nothing makes
+            operands for the key.
         struck: those with other bits than the contract.
         unsuitable: those that do not run on this machine.
     """
 
     key: ScheduleKey
-    compared: int
+    compared: int | None
     struck: tuple[Struck, ...] = ()
     unsuitable: tuple[Schedule, ...] = ()
 
@@ -58,7 +59,9 @@ def verify(plan: Plan, open_bench: Open | None = None) -> Iterator[Verdict]:
             )
         open_bench = benches(device)
     for entry in plan.entries:
-        if entry.choices and (given or measurable(entry.key)):
+        if entry.choices and not given and not measurable(entry.key):
+            yield Verdict(entry.key, None)
+        elif entry.choices:
             with open_bench(entry.key) as bench:
                 yield _verdict(bench, entry)
 

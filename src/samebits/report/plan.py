@@ -155,10 +155,10 @@ def verdicts(found: Iterable[Verdict], console: Console) -> bool:
     holds = True
     for verdict in found:
         mark = "[green]✓ same bits[/]" if verdict.holds else "[red]✗[/]"
-        console.print(
-            f"{mark} {escape(str(verdict.key))} [dim]{verdict.compared} schedules[/]",
-            highlight=False,
-        )
+        if verdict.compared is None:
+            mark = "[yellow]not compared[/]"
+        count = "" if verdict.compared is None else f"{verdict.compared} schedules"
+        console.print(f"{mark} {escape(str(verdict.key))} [dim]{count}[/]", highlight=False)
         for struck in verdict.struck:
             console.print(f"  [red]struck out[/] {describe(struck.schedule)}: {escape(struck.why)}")
         for schedule in verdict.unsuitable:
