@@ -138,6 +138,18 @@ def test_vendor_algorithms_need_their_library(
     assert row_for(KEY).schedules == row.own
 
 
+def test_fp16_runs_as_bf16_where_only_that_was_measured(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Choice(schedule=Vendor(algorithm=66), own=Own(tile=5))
+    planner.put_in_force(plan_of(schedule_key(KEY), stack, choice))
+    monkeypatch.setattr(tables, "cublaslt", lambda: stack.cublaslt)
+    half = ContractKey("linear", "fp16", "fp16", "sm_90", n=4096, k=4096)
+    assert row_for(half).schedules == row_for(half).own == row_for(KEY).own
+    wide = ContractKey("linear", "fp16", "fp32", "sm_90", n=4096, k=4096)
+    assert row_for(wide).at(1) == default(row_for(wide).key, 0)
+
+
 def test_committed_tables_are_in_force_without_asking(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from samebits.contract import ContractKey
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.errors import PlanError
@@ -74,24 +76,33 @@ def row_for(
 
 
 def _row(key: ScheduleKey) -> Row:
-    choices = _choices(key.device).get(key, ())
-    if not choices:
-        defaults = tuple(default_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
-        return Row(key, defaults, defaults)
-    usable = not any(choice.schedule.library for choice in choices) or _same_library(key.device)
-    schedules, own = [], []
-    for bucket, choice in enumerate(choices):
-        mine = choice.schedule
-        if mine.library:
-            mine = choice.own or default_at(key, bucket)
-        schedules.append(choice.schedule if usable else mine)
-        own.append(mine)
-    return Row(key, tuple(schedules), tuple(own))
+    tuned = _choices(key.device)
+    if key in tuned:
+        own = _own(key, tuned[key])
+        vendors = any(choice.schedule.library for choice in tuned[key])
+        if vendors and not _same_library(key.device):
+            return Row(key, own, own)
+        return Row(key, tuple(choice.schedule for choice in tuned[key]), own)
+    if key.dtype == key.out_dtype == "fp16":  # moves and multiplies as fast as bf16
+        twin = msgspec.structs.replace(key, dtype="bf16", out_dtype="bf16")
+        if twin in tuned:
+            own = _own(key, tuned[twin])
+            return Row(key, own, own)
+    defaults = tuple(default_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
+    return Row(key, defaults, defaults)
+
+
+def _own(key: ScheduleKey, choices: tuple[Choice, ...]) -> tuple[Schedule, ...]:
+    """The fastest of this project's kernels in every bucket."""
+    return tuple(
+        (choice.own or default_at(key, bucket)) if choice.schedule.library else choice.schedule
+        for bucket, choice in enumerate(choices)
+    )
 
 
 @lru_cache(maxsize=16)
 def _choices(device: str) -> dict[ScheduleKey, tuple[Choice, ...]]:
-    return {entry.key: entry.choices for entry in in_force(device).entries}
+    return {entry.key: entry.choices for entry in in_force(device).entries if entry.choices}
 
 
 def _same_library(device: str) -> bool:
