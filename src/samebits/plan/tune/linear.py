@@ -25,9 +25,9 @@ from samebits.plan.tune.search import Timer, Unsuitable
 #: Rows and columns of the result that the evaluator computes.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 6, 24
 #: Vendor algorithms that are tried: from so many rows on, and the library's favourites below.
-VENDOR_CANDIDATES, VENDOR_FROM, VENDOR_FAVOURITES = 32, 48, 8
+VENDOR_CANDIDATES, VENDOR_FROM, VENDOR_FAVOURITES = 24, 48, 8
 #: Fewer rows than this are never worth a product for every leaf.
-VENDOR_SPLIT_FROM = 192
+VENDOR_SPLIT_FROM = 1024
 
 
 class LinearBench:
@@ -56,8 +56,8 @@ class LinearBench:
         self._make_reference()
 
     def candidates(self, bucket: int) -> Iterator[Schedule]:
-        own_ones = candidates_at(self.key, bucket)
-        yield from (own_ones[0], *self._vendor(BUCKETS[bucket]), *own_ones[1:])
+        default, *others = candidates_at(self.key, bucket)
+        yield from (default, *self._vendor(BUCKETS[bucket]), *others)
 
     def _vendor(self, m: int) -> list[CublasLt]:
         """The vendor's candidates; a tree of several leaves is as many products onto fp32."""
@@ -69,7 +69,9 @@ class LinearBench:
             return vendor.candidates(m, self.n, self.k, self.pools.dtype, most=most)
         if isinstance(tree, Segment | Split | Balanced) and m >= VENDOR_SPLIT_FROM:
             leaf = cut(tree, 0, self.k)[0][1]
-            return vendor.candidates(m, self.n, leaf, self.pools.dtype, out_dtype=torch.float32)
+            return vendor.candidates(
+                m, self.n, leaf, self.pools.dtype, out_dtype=torch.float32, most=VENDOR_FAVOURITES
+            )
         return []
 
     def difference(self, schedule: Schedule, m: int) -> str | None:

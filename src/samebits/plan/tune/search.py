@@ -56,7 +56,7 @@ class Effort:
 
     candidates: int = 48
     rounds: int = 5
-    finalists: int = 6
+    finalists: int = 5
     margin: float = 1.15
 
 
@@ -65,7 +65,7 @@ class Seeds:
     """Winners of the latest keys by bucket: they are tried first elsewhere."""
 
     winners: dict[int, list[Schedule]] = field(default_factory=dict)
-    most: int = 8
+    most: int = 6
 
     def at(self, bucket: int) -> list[Schedule]:
         """What won lately in this bucket."""
