@@ -168,6 +168,7 @@ def test_one_key_that_fails_does_not_hide_the_others(
 
     found = tune([keys[1], keys[0], keys[2]], FakeDevice(make), stack, tmp_path / "linear.json")
     assert list(found.failed) == [keys[1]]
+    assert "PlanError" in found.failed[keys[1]]
     assert len(found.plan.entries) == len(keys) - 1
 
 

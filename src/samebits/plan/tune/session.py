@@ -95,8 +95,8 @@ def tune(
                     stock=key in timed,
                     tell=tell_bucket,
                 )
-        except PlanError as error:
-            failed[key] = str(error)
+        except Exception as error:  # one key does not cost the others
+            failed[key] = f"{type(error).__name__}: {error}"
             continue
         _written(entries, stack, path)
     return Outcome(_written(entries, stack, path), failed)
