@@ -3,8 +3,9 @@
 The unit is deterministic but its results are no formula of IEEE 754. It was read out on an H200:
 x is cut toward zero to 23 fraction bits, x = n + j / 2^23, and the result is (1 + g[j] / 2^23) 2^n
 with one table g for every n; results below 2^-126 are +0. A positive x reads g[j + 1] (the unit
-seems to complement a negative fraction without the carry). All fp32 values of magnitude 2^-40 to 2^8 were compared with the
-chip. The table is stored as the differences g[j] - g[j - 1], each 0 to 3.
+seems to complement a negative fraction without the carry). All fp32 values of magnitude 2^-40 to
+2^8 were compared with the chip. The table is stored as the differences g[j] - g[j - 1], each 0
+to 3.
 """
 
 from __future__ import annotations

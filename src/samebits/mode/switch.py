@@ -48,8 +48,8 @@ _process = _Process()
 def enable(*, policy: str = "refuse", allow: Iterable[str] = ()) -> None:
     """Turns the switch on in this process, for all threads. Idempotent.
 
-    Every covered operation of torch then runs under its contract, on CPU tensors, whether it is
-    called directly, by a module, under autograd, autocast, ``inference_mode``, ``vmap`` or
+    Every covered operation of torch then runs under its contract, on CPU and CUDA tensors, whether
+    it is called directly, by a module, under autograd, autocast, ``inference_mode``, ``vmap`` or
     ``torch.compile``. The frameworks' own deterministic settings are turned on too.
 
     Args:
@@ -159,8 +159,9 @@ def _apply() -> None:
             _turn_off()
             raise
         _process.on = True
-        for late in _process.flags.late:
-            warnings.warn(late, LateSwitchWarning, stacklevel=4)
+        if policy.kind != "refuse" or policy.allow:  # else nothing runs that it could matter to
+            for late in _process.flags.late:
+                warnings.warn(late, LateSwitchWarning, stacklevel=4)
 
 
 def _turn_off() -> None:
