@@ -23,6 +23,7 @@ from samebits.engines.triton.linear.schedule import (
     GemmSchedule,
     fitting,
 )
+from samebits.engines.triton.linear.specialized import SLAB, shared_layout, specialized_kernel
 from samebits.engines.triton.linear.workspace import arrivals
 from samebits.errors import ContractError, ShapeError
 
@@ -122,7 +123,7 @@ def _plan(
     beta: float,
     x_scale: torch.Tensor | None,
     w_scale: torch.Tensor | None,
-) -> _Plain | _Persistent:
+) -> _Plain | _Persistent | _Specialized:
     leaves = leaves_of(contract, x.shape[-1])
     shape = leaves.length, leaves.count, y.element_size()
     fit = fitting(schedule, contract, *shape)
@@ -131,9 +132,10 @@ def _plan(
         "ALPHA": alpha != 1, "BIAS": _bias_kind(c_row, c_col, c), "BETA": beta != 1,
         "RELU": "relu" in contract.epilogue,
     }  # fmt: skip
-    if (fit.persistent or fit.tma) and not _fetchable(x, w, y, fit.persistent):
+    stores = fit.persistent or fit.specialized
+    if (stores or fit.tma) and not _fetchable(x, w, y, stores):
         fit = fitting(fit.plain, contract, *shape)
-    kind = _Persistent if fit.persistent else _Plain
+    kind = _Specialized if fit.specialized else _Persistent if fit.persistent else _Plain
     return kind(contract, schedule, fit, leaves, epilogue, x, w, y, c, x_scale, w_scale)
 
 
@@ -292,7 +294,75 @@ class _Persistent:
         )  # fmt: skip
 
 
-_PLANS: dict[tuple[Any, ...], _Plain | _Persistent] = {}
+class _Specialized:
+    """`specialized_kernel` for operands of given strides; M is free."""
+
+    def __init__(
+        self,
+        contract: LinearContract,
+        wanted: GemmSchedule,
+        schedule: GemmSchedule,
+        leaves: Leaves,
+        epilogue: dict[str, Any],
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        *_: Any,
+    ) -> None:
+        self.kept = contract, wanted  # see `run`
+        self.block_n, self.block_k = schedule.block_n, schedule.block_k
+        self.leaves, self.split = leaves.count, schedule.split
+        self.x_turned, self.w_turned = not _by_rows(x), not _by_rows(w)
+        self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
+        self.processors = processors(y.device)
+        blocks = (
+            _shape(SLAB, self.block_k, self.x_turned),
+            _shape(self.block_n, self.block_k, self.w_turned),
+        )
+        self.blocks = [
+            (block, shared_layout(block, t.dtype))
+            for block, t in zip((*blocks, [SLAB, self.block_n]), (x, w, y), strict=True)
+        ]
+        self.launch = prepare(
+            specialized_kernel,
+            BLOCK_C=self.block_n, BLOCK_K=self.block_k, STAGES=schedule.stages,
+            GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=self.split,
+            A_TURNED=self.x_turned, B_TURNED=self.w_turned, **epilogue, num_warps=4, num_stages=1,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        *_: Any,
+    ) -> None:
+        rows, cols = x.shape[0], w.shape[0]
+        tiles = -(-rows // (2 * SLAB)) * -(-cols // self.block_n)
+        items = tiles * self.leaves if self.split else tiles
+        if items >= MOST or rows >= MOST:
+            raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
+        partials = counters = None
+        if self.split:
+            partials = torch.empty(
+                items * 2 * SLAB * self.block_n, dtype=torch.float32, device=y.device
+            )
+            counters = arrivals(y.device, 2 * tiles)
+        (a_block, b_block, y_block) = self.blocks
+        self.launch(
+            (min(self.processors, items),),
+            descriptor(x.mT if self.x_turned else x, *a_block),
+            descriptor(w.mT if self.w_turned else w, *b_block),
+            descriptor(y, *y_block),
+            c, partials, counters, rows, cols, *self.numbers, float(alpha), float(beta),
+        )  # fmt: skip
+
+
+_PLANS: dict[tuple[Any, ...], _Plain | _Persistent | _Specialized] = {}
 
 
 def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, store: bool) -> bool:
@@ -317,7 +387,11 @@ def _by_rows(x: torch.Tensor) -> bool:
 
 def _blocks(x: torch.Tensor, rows: int, cols: int, turned: bool) -> Any:
     """A descriptor of blocks [rows, cols] of x, or, turned, [cols, rows] of its transpose."""
-    return descriptor(x.mT, [cols, rows]) if turned else descriptor(x, [rows, cols])
+    return descriptor(x.mT if turned else x, _shape(rows, cols, turned))
+
+
+def _shape(rows: int, cols: int, turned: bool) -> list[int]:
+    return [cols, rows] if turned else [rows, cols]
 
 
 @lru_cache(maxsize=64)

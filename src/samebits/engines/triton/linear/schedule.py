@@ -30,6 +30,8 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
         split: every leaf of the tree has a CTA of its own, and the last one to arrive folds.
         tma: blocks of the operands arrive by the copy engine.
         persistent: one CTA a processor walks over tiles; tma is implied.
+        specialized: persistent, with a warp that copies and two groups of warps that multiply;
+            block_m is 128, warps is 4. For sm_90.
         group: tiles along the first axis that run side by side, for the L2 cache.
     """
 
@@ -42,13 +44,17 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
     split: bool = False
     tma: bool = False
     persistent: bool = False
+    specialized: bool = False
     group: int = 8
 
     @property
     def plain(self) -> GemmSchedule:
         """The nearest schedule that takes any strides."""
-        if self.persistent:
-            return replace(self, block_m=128, block_n=128, tma=False, persistent=False)
+        if self.persistent or self.specialized:
+            return replace(
+                self, block_m=128, block_n=128, warps=8, tma=False, persistent=False,
+                specialized=False,
+            )  # fmt: skip
         return replace(self, tma=False)
 
 
@@ -73,21 +79,24 @@ def fitting(
         block_m, block_n = min(s.block_m, 64), s.block_n
         s = replace(
             s, block_m=block_m, block_n=min(block_n, area // block_m, 128), tma=False,
-            persistent=False, stages=min(s.stages, 3),
+            persistent=False, specialized=False, stages=min(s.stages, 3),
         )  # fmt: skip
         block_k = min(block_k, 32)
     elif size == 1:
         wide = {"block_n": max(s.block_n, 64)} if s.swap else {"block_m": max(s.block_m, 64)}
         s = replace(s, warps=max(s.warps, 4), **wide)
     if contract.scaling != "none":
-        s = replace(s, persistent=False)
-    split = s.split and 1 < leaves <= LONGEST_SPLIT and contract.scaling != "block"
+        s = replace(s, persistent=False, specialized=False)
+    pairwise = getattr(contract.tree, "fold", "ascending") == "pairwise"
+    split = (s.split or (s.specialized and pairwise)) and contract.scaling != "block"
+    split = split and 1 < leaves <= LONGEST_SPLIT
     stages = s.stages
-    room = SHARED - (s.block_m * s.block_n // 2 * out_size if s.persistent else 0)
+    stored = 2 if s.specialized else 1 if s.persistent else 0
+    room = SHARED - s.block_m * s.block_n * out_size * stored // 2
     while stages > 1 and stages * (s.block_m + s.block_n) * block_k * size > room:
         stages -= 1
     if leaves > 1 and leaf % block_k:
-        s = replace(s, tma=False, persistent=False)
+        s = replace(s, tma=False, persistent=False, specialized=False)
     return replace(s, block_k=block_k, stages=stages, split=split)
 
 
@@ -165,7 +174,8 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
     return tuple(
         GemmSchedule(
             block_m=bm, block_n=bn, block_k=bk * 2 // size, warps=warps, stages=stages,
-            swap="swap" in how, tma="tma" in how, persistent=how == "persistent", split=split,
+            swap="swap" in how, tma="tma" in how, persistent=how == "persistent",
+            specialized=how == "specialized", split=split,
         )
         for low, high, bm, bn, bk, warps, stages, hows in _TILES
         for how in hows
@@ -178,30 +188,24 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
 
 #: (from m, up to m, block_m, block_n, block_k in 16-bit elements, warps, stages, how)
 _TILES: tuple[tuple[int, int, int, int, int, int, int, tuple[str, ...]], ...] = (
-    (1, 16, 16, 64, 256, 4, 4, ("swap", "swap tma")),
+    (1, 16, 16, 64, 256, 4, 4, ("swap",)),
     (1, 16, 16, 64, 256, 4, 5, ("swap",)),
-    (1, 64, 16, 64, 128, 4, 6, ("swap", "swap tma")),
+    (1, 16, 16, 64, 128, 4, 6, ("swap",)),
     (1, 16, 16, 64, 64, 4, 8, ("swap",)),
-    (1, 16, 16, 128, 128, 4, 5, ("swap",)),
     (1, 16, 16, 32, 256, 4, 6, ("",)),
-    (1, 16, 16, 32, 128, 4, 8, ("",)),
-    (17, 64, 32, 64, 256, 4, 3, ("swap", "swap tma")),
+    (17, 64, 16, 64, 128, 4, 6, ("swap tma",)),
+    (17, 64, 32, 64, 256, 4, 3, ("swap",)),
     (17, 128, 32, 64, 128, 4, 5, ("swap", "swap tma")),
-    (17, 128, 32, 64, 128, 4, 4, ("swap", "swap tma")),
-    (33, 128, 32, 128, 64, 4, 6, ("swap tma",)),
-    (33, 512, 64, 64, 128, 4, 4, ("swap", "swap tma")),
-    (33, 512, 64, 64, 128, 4, 3, ("swap tma",)),
-    (33, 512, 64, 64, 64, 4, 7, ("swap tma",)),
-    (33, 1024, 64, 128, 64, 4, 5, ("swap tma", "tma")),
-    (33, 512, 64, 128, 128, 4, 3, ("swap tma",)),
-    (65, 2048, 64, 256, 64, 8, 4, ("tma",)),
-    (65, 2048, 128, 64, 64, 4, 5, ("tma", "swap tma")),
-    (65, 2048, 128, 64, 128, 4, 4, ("tma",)),
-    (65, 1 << 20, 128, 128, 64, 8, 5, ("tma", "persistent")),
-    (65, 1 << 20, 128, 128, 64, 8, 3, ("tma",)),
-    (65, 1 << 20, 128, 128, 64, 4, 4, ("tma",)),
-    (65, 1 << 20, 64, 256, 64, 4, 4, ("persistent",)),
-    (129, 1 << 20, 128, 256, 64, 8, 3, ("persistent", "tma")),
-    (129, 1 << 20, 128, 256, 64, 8, 4, ("persistent",)),
-    (129, 1 << 20, 256, 128, 64, 8, 4, ("persistent",)),
+    (17, 128, 32, 64, 128, 4, 4, ("swap",)),
+    (33, 256, 64, 64, 128, 4, 4, ("swap", "swap tma")),
+    (65, 256, 64, 64, 128, 4, 3, ("swap tma",)),
+    (65, 1024, 64, 128, 64, 4, 5, ("swap tma",)),
+    (65, 2048, 128, 64, 64, 4, 5, ("swap tma",)),
+    (65, 1024, 128, 64, 128, 4, 4, ("tma",)),
+    (129, 1 << 20, 128, 64, 64, 4, 6, ("specialized",)),
+    (129, 1 << 20, 128, 128, 64, 4, 5, ("specialized",)),
+    (257, 1 << 20, 128, 256, 64, 4, 3, ("specialized",)),
+    (129, 1 << 20, 128, 128, 64, 8, 5, ("persistent",)),
+    (257, 1 << 20, 128, 256, 64, 8, 3, ("persistent",)),
+    (257, 1 << 20, 128, 256, 64, 8, 4, ("persistent",)),
 )
