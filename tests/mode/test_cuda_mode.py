@@ -215,6 +215,56 @@ def test_a_captured_model(model: tiny.TinyLM) -> None:
         assert bits.equal(static, model(x))
 
 
+@pytest.mark.parametrize("captured", [1, 8, 64, 200])
+def test_a_bucket_holds_every_smaller_batch(captured: int) -> None:
+    """A graph of M rows, replayed with fewer: each row as in an eager call of its own size."""
+    static = random(captured, 192)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        layer(static)
+        with torch.cuda.graph(graph):
+            result = layer(static)
+        for rows in {1, 2, captured // 2 + 1, captured}:
+            x = random(rows, 192)
+            static[:rows] = x
+            graph.replay()
+            assert bits.equal(result[:rows], layer(x)), rows
+
+
+def layer(x: torch.Tensor) -> torch.Tensor:
+    h = F.linear(F.rms_norm(x, (192,), weight(x, 192)), weight(x, 64, 192))
+    return F.softmax(F.silu(h), -1)
+
+
+def test_a_captured_decode_step_at_growing_lengths() -> None:
+    batch, heads, kv_heads, most = 3, 4, 2, 1100
+    q = random(batch, heads, 1, 64)
+    k, v = random(batch, kv_heads, most, 64), random(batch, kv_heads, most, 64)
+    keys, values = torch.full_like(k, float("nan")), torch.full_like(v, float("nan"))
+    position = torch.zeros(1, dtype=torch.long, device="cuda")
+
+    def step() -> torch.Tensor:
+        keys.index_copy_(2, position, k.index_select(2, position))
+        values.index_copy_(2, position, v.index_select(2, position))
+        return sb.ops.attention(
+            q, keys, values, causal=True, q_start=position.expand(batch), enable_gqa=True
+        )
+
+    with torch.inference_mode():
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = step()
+        for length in range(1, most + 1):
+            position.fill_(length - 1)
+            graph.replay()
+            if length in (1, 2, 63, 64, 65, 511, 512, 513, 1024, 1025, most):
+                eager = F.scaled_dot_product_attention(
+                    q, k[:, :, :length], v[:, :, :length], enable_gqa=True
+                )
+                assert bits.equal(result, eager), length
+
+
 def test_a_compiled_model(model: tiny.TinyLM) -> None:
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch.inference_mode():

@@ -40,7 +40,8 @@ def test_the_families_of_a_model_are_covered() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("silu", Kind.COVERED), ("tanh", Kind.TESTED), ("rsqrt", Kind.TESTED), ("pow.Tensor_Scalar", Kind.TESTED),
+        ("silu", Kind.COVERED), ("tanh", Kind.TESTED), ("rsqrt", Kind.TESTED),
+        ("pow.Tensor_Scalar", Kind.TESTED),
         ("add.Tensor", Kind.EXACT), ("cat", Kind.EXACT), ("argmax", Kind.EXACT),
         ("max_pool2d_with_indices_backward", Kind.REFUSED), ("cudnn_convolution", Kind.REFUSED),
         ("_scaled_dot_product_flash_attention", Kind.REFUSED), ("median.dim", Kind.REFUSED),
