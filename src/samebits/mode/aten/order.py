@@ -228,7 +228,7 @@ def segment_reduce(
 # ---- embeddings --------------------------------------------------------------------------------
 
 
-@aten("_embedding_bag", "_embedding_bag_forward_only", key=DENSE)
+@aten("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(
     weight: torch.Tensor,
     indices: torch.Tensor,
@@ -252,7 +252,7 @@ def embedding_bag(
     return bags.out, bags.bag_of, bags.counts, bags.chosen
 
 
-@aten("_embedding_bag_dense_backward", key=DENSE)
+@aten("_embedding_bag_dense_backward")
 def embedding_bag_backward(
     grad: torch.Tensor,
     indices: torch.Tensor,

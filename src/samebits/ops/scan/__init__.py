@@ -24,7 +24,12 @@ def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None, product: bool) -> 
         raise DTypeError(f"cumsum: dtype={dtype} is not one of float32, bfloat16, float16")
     elif dtype is not torch.float32:
         x = x.to(dtype)
-    return engine.scan(x, axis_of("cumsum", dim, x.dim()), dtype, product)
+    axis = axis_of("cumsum", dim, x.dim())
+    if x.is_cuda:
+        from samebits.engines.triton.rows import scan as gpu
+
+        return gpu.scan(x, axis, dtype, product)
+    return engine.scan(x, axis, dtype, product)
 
 
 def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -40,9 +45,9 @@ def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> to
     Raises:
         DTypeError, ShapeError: see `checks`.
     """
-    return run(engine_tensor("cumsum", x), dim, dtype, False)
+    return run(engine_tensor("cumsum", x, gpu=True), dim, dtype, False)
 
 
 def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Running product along `dim`; arguments as `cumsum`."""
-    return run(engine_tensor("cumprod", x), dim, dtype, True)
+    return run(engine_tensor("cumprod", x, gpu=True), dim, dtype, True)
