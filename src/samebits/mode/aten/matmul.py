@@ -71,7 +71,8 @@ def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
     if self.dtype not in DTYPE_CODE:
         return _MM.by_dtype(self.dtype, self, mat2)
     a, b = self.shape, mat2.shape
-    if self.is_cpu and len(a) == len(b) == 2 and a[1] == b[0] and self.dtype is mat2.dtype:
+    on_cpu = self.is_cpu and mat2.is_cpu
+    if on_cpu and len(a) == len(b) == 2 and a[1] == b[0] and self.dtype is mat2.dtype:
         return engine.bmm(self, mat2)
     return forward("mm", self, mat2)
 
@@ -276,11 +277,12 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     shape = weight.shape
     if (
         input.is_cpu
+        and weight.is_cpu
         and weight.dtype is dtype
         and len(shape) == 2
         and input.dim() > 0
         and input.shape[-1] == shape[1]
-        and (bias is None or (bias.dtype is dtype and bias.shape == shape[:1]))
+        and (bias is None or (bias.is_cpu and bias.dtype is dtype and bias.shape == shape[:1]))
     ):
         return engine.linear(input, weight, bias)
     return linear_forward(input, weight, bias)

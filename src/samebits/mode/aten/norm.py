@@ -16,6 +16,7 @@ from samebits.engines.cpu import norm as engine
 from samebits.mode.fallback import stock
 from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, aten
 from samebits.ops import norm, reduce
+from samebits.ops.checks import one_device
 from samebits.ops.norm import composed
 
 _F32 = torch.float32
@@ -32,17 +33,24 @@ def _direct(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
     graph = torch.is_grad_enabled()
     if graph and x.requires_grad:
         return False
-    return (weight is None or _direct_parameter(weight, graph)) and (
-        bias is None or _direct_parameter(bias, graph)
+    on_cpu = x.is_cpu
+    return (weight is None or _direct_parameter(weight, graph, on_cpu)) and (
+        bias is None or _direct_parameter(bias, graph, on_cpu)
     )
 
 
-def _direct_parameter(p: torch.Tensor, graph: bool) -> bool:
-    return type(p) in _PLAIN and p.dtype in DTYPE_CODE and not (graph and p.requires_grad)
+def _direct_parameter(p: torch.Tensor, graph: bool, on_cpu: bool) -> bool:
+    usable = type(p) in _PLAIN and p.dtype in DTYPE_CODE and p.is_cpu is on_cpu
+    return usable and not (graph and p.requires_grad)
 
 
 def covered(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    """Whether the engine reads all of these."""
+    """Whether the engine reads all of these.
+
+    Raises:
+        DTypeError: they are on different devices.
+    """
+    one_device("norm", x, *parameters)
     return x.dtype in DTYPE_CODE and all(p is None or p.dtype in DTYPE_CODE for p in parameters)
 
 
