@@ -15,7 +15,7 @@ import torch
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
 from samebits.engines.triton import device_class
-from samebits.engines.triton.linear.run import run
+from samebits.engines.triton.linear.run import Plan, plan_for, run
 from samebits.engines.triton.linear.schedule import GemmSchedule
 from samebits.engines.vendor import CublasLt, cublaslt
 from samebits.plan import planner
@@ -46,18 +46,60 @@ def linear(
 
     See `samebits.ops.linear`.
     """
-    n, k = weight.shape
-    dtype = x.dtype if out_dtype is None else out_dtype
-    known = _known("linear", x, n, k, dtype, tree)
-    if x.dim() == 2:
-        y = x.new_empty((x.shape[0], n), dtype=dtype)
-        _run(known, x, weight, y, None if bias is None else bias.expand(y.shape))
+    aligned = x.data_ptr() | weight.data_ptr()
+    if bias is not None:
+        aligned |= bias.data_ptr()
+    key = (
+        x.shape, x.stride(), weight.shape, weight.stride(), x.dtype, out_dtype, tree,
+        None if bias is None else bias.stride(), aligned & 15, x.get_device(), _fast(x),
+    )  # fmt: skip
+    ready = _READY.get(key)
+    if ready is None:
+        if len(_READY) >= _MOST_KNOWN:
+            _READY.clear()
+        ready = _READY[key] = _Ready(x, weight, bias, out_dtype, tree)
+    return ready(x, weight, bias)
+
+
+class _Ready:
+    """``linear`` for operands of given shapes, strides and alignments: everything looked up."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        tree: Tree | str | None,
+    ) -> None:
+        n, k = weight.shape
+        self.dtype = x.dtype if out_dtype is None else out_dtype
+        self.shape = (*x.shape[:-1], n)
+        self.m = math.prod(x.shape[:-1])
+        self.known = _known("linear", x, n, k, self.dtype, tree)
+        self.plan: Plan | None = None
+        schedule = self.known.row.at(self.m)
+        # Rows that lie one after another are a matrix, whatever their axes.
+        if isinstance(schedule, GemmSchedule) and self.m * n and (x.dim() == 2 or x.is_contiguous()):
+            y = x.new_empty((self.m, n), dtype=self.dtype)
+            self.plan = plan_for(
+                self.known.contract, schedule, x.reshape(self.m, k), weight, y, bias
+            )
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        y = x.new_empty(self.shape, dtype=self.dtype)
+        if self.plan is not None:
+            self.plan(self.m, 1, x, weight, y, bias, 1.0, 1.0, None, None)
+        else:
+            rows, flat = x.reshape(self.m, x.shape[-1]), y.view(self.m, self.shape[-1])
+            _run(self.known, rows, weight, flat, None if bias is None else bias.expand(flat.shape))
         return y
-    shape = x.shape[:-1]
-    y = x.new_empty((math.prod(shape), n), dtype=dtype)
-    rows = x.reshape(len(y), k)
-    _run(known, rows, weight, y, None if bias is None else bias.expand(y.shape))
-    return y.view(*shape, n)
+
+
+_READY: dict[tuple[Any, ...], _Ready] = {}
+planner.on_change.append(_READY.clear)
 
 
 def bmm(
@@ -133,8 +175,7 @@ def _known(
     tree: Tree | str | None,
     scaling: str | None = None,
 ) -> _Product:
-    # Like torch's own products, fp32 goes through the tensor cores only if the user allows it.
-    fast = x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    fast = _fast(x)
     key = op, n, k, x.dtype, out_dtype, x.get_device(), fast, tree, scaling
     known = _KNOWN.get(key)
     if known is None:
@@ -154,3 +195,8 @@ def _known(
         assert isinstance(contract, LinearContract)
         known = _KNOWN[key] = _Product(contract, planner.row_for(contract_key))
     return known
+
+
+def _fast(x: torch.Tensor) -> bool:
+    """Whether fp32 goes through the tensor cores: like torch's own, only if the user allows it."""
+    return x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32

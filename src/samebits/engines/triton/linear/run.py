@@ -6,6 +6,7 @@ caller has checked their shapes, dtypes and devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -86,7 +87,7 @@ def run(
         x: [M, K] or [B, M, K].
         w: [N, K] or [B, N, K].
         y: [M, N] or [B, M, N]; no two of its elements overlap, nor with an operand.
-        c: bias, a view expanded to y's shape, or None. Not read if beta is 0.
+        c: bias, [N] or a view expanded to y's shape, or None. Not read if beta is 0.
         alpha, beta: factors of the product and of c.
         x_scale, w_scale: fp32, see `LinearContract.evaluate`.
 
@@ -108,22 +109,29 @@ def run(
     if plan is None:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _plan(contract, schedule, x, w, y, c, alpha, beta, x_scale, w_scale)
-    plan(x, w, y, c, alpha, beta, x_scale, w_scale)
+        plan = _PLANS[key] = plan_for(contract, schedule, x, w, y, c, alpha, beta, x_scale, w_scale)
+    batch = y.shape[0] if y.dim() == 3 else 1
+    plan(y.shape[-2], batch, x, w, y, c, float(alpha), float(beta), x_scale, w_scale)
 
 
-def _plan(
+def plan_for(
     contract: LinearContract,
     schedule: GemmSchedule,
     x: torch.Tensor,
     w: torch.Tensor,
     y: torch.Tensor,
     c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    x_scale: torch.Tensor | None,
-    w_scale: torch.Tensor | None,
-) -> _Plain | _Persistent | _Specialized:
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    x_scale: torch.Tensor | None = None,
+    w_scale: torch.Tensor | None = None,
+) -> Plan:
+    """A launch made ready for operands of these strides, alignments and dtypes.
+
+    Arguments and errors as `run`. M, the batch and the values are free afterwards: the plan is
+    called as ``plan(m, batch, x, w, y, c, alpha, beta, x_scale, w_scale)``, where x and y may have
+    any leading axes over the same memory, and alpha or beta is 1 if it was.
+    """
     leaves = leaves_of(contract, x.shape[-1])
     shape = leaves.length, leaves.count, y.element_size()
     fit = fitting(schedule, contract, *shape)
@@ -144,6 +152,8 @@ def _strides(x: torch.Tensor | None) -> tuple[int, int, int]:
     if x is None:
         return 0, 0, 0
     s = x.stride()
+    if len(s) == 1:
+        return 0, s[0], 0
     return (s[0], s[1], 0) if len(s) == 2 else (s[1], s[2], s[0])
 
 
@@ -173,9 +183,12 @@ class _Plain:
         self.kept = contract, wanted  # see `run`
         self.swap, self.leaves = schedule.swap, leaves.count
         self.split = schedule.split and leaves.count > 1
-        self.block_k, self.tma = schedule.block_k, schedule.tma
-        turns = [self.tma and not _by_rows(x), self.tma and not _by_rows(w)]
-        k = x.shape[-1]
+        self.tma = schedule.tma
+        turns = [False, False]
+        if self.tma:
+            self.copies = _Copies(x, w, schedule.block_m, schedule.block_n, schedule.block_k)
+            turns = [self.copies.x_turned, self.copies.w_turned]
+        self.n, k = w.shape[-2:]
         ab, blocks = [_strides(x), _strides(w)], (schedule.block_m, schedule.block_n)
         scales, spans = [_strides(x_scale), _strides(w_scale)], (1, SCALE_BLOCK)
         (c_row, c_col, c_batch), (y_row, y_col, y_batch) = _strides(c), _strides(y)
@@ -186,7 +199,6 @@ class _Plain:
             turned = {"rows": "cols", "cols": "rows"}
             epilogue = {**epilogue, "BIAS": turned.get(epilogue["BIAS"], epilogue["BIAS"])}
         self.block_r, self.block_c = blocks
-        self.a_turned, self.b_turned = turns
         self.numbers = (
             k, leaves.length, *ab[0], *ab[1], c_row, c_col, c_batch, y_row, y_col, y_batch,
             *scales[0][:2], *scales[1][:2],
@@ -197,14 +209,16 @@ class _Plain:
             GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=self.split,
             EVEN_K=k % schedule.block_k == 0 and leaves.length % schedule.block_k == 0,
             WIDE=max(*ab[0][:2], *ab[1][:2], c_row, c_col, y_row, y_col) >= WIDE_FROM,
-            FMA=contract.arithmetic == CUDA_FMA, TMA=self.tma, A_TURNED=self.a_turned,
-            B_TURNED=self.b_turned,
+            FMA=contract.arithmetic == CUDA_FMA, TMA=self.tma, A_TURNED=turns[0],
+            B_TURNED=turns[1],
             SCALING=contract.scaling, A_SCALE_BLOCK=spans[0], B_SCALE_BLOCK=spans[1],
             **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
         )  # fmt: skip
 
     def __call__(
         self,
+        m: int,
+        batch: int,
         x: torch.Tensor,
         w: torch.Tensor,
         y: torch.Tensor,
@@ -214,21 +228,18 @@ class _Plain:
         x_scale: torch.Tensor | None,
         w_scale: torch.Tensor | None,
     ) -> None:
-        rows, cols = x.shape[-2], w.shape[-2]
+        a: Any = x
+        b: Any = w
+        rows, cols = m, self.n
+        if self.tma:
+            a, b = self.copies(m, x, w)
         if self.swap:
-            x, w, rows, cols, x_scale, w_scale = w, x, cols, rows, w_scale, x_scale
-        slots = -(-rows // self.block_r) * -(-cols // self.block_c)
-        if y.dim() == 3:
-            slots *= y.shape[0]
+            a, b, rows, cols, x_scale, w_scale = b, a, cols, rows, w_scale, x_scale
+        slots = batch * -(-rows // self.block_r) * -(-cols // self.block_c)
         if slots >= MOST or rows >= MOST or cols >= MOST:
             raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
         partials = counters = None
         programs = slots
-        a: Any = x
-        b: Any = w
-        if self.tma:
-            a = _blocks(x, self.block_r, self.block_k, self.a_turned)
-            b = _blocks(w, self.block_c, self.block_k, self.b_turned)
         if self.split:
             programs *= self.leaves
             partials = torch.empty(
@@ -237,7 +248,7 @@ class _Plain:
             counters = arrivals(y.device, slots)
         self.launch(
             (programs,), a, b, c, y, x_scale, w_scale, partials, counters, rows, cols,
-            *self.numbers, float(alpha), float(beta),
+            *self.numbers, alpha, beta,
         )  # fmt: skip
 
 
@@ -259,20 +270,22 @@ class _Persistent:
     ) -> None:
         self.kept = contract, wanted  # see `run`
         self.block_m, self.block_n = schedule.block_m, schedule.block_n
-        self.block_k = schedule.block_k
-        self.x_turned, self.w_turned = not _by_rows(x), not _by_rows(w)
+        self.copies = _Copies(x, w, schedule.block_m, schedule.block_n, schedule.block_k)
+        self.n, self.y_row = w.shape[0], y.stride(0)
         self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
         self.processors = processors(y.device)
         self.launch = prepare(
             persistent_kernel,
-            BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=self.block_k, GROUP=schedule.group,
-            LEAVES=leaves.count, PAIRWISE=leaves.pairwise, A_TURNED=self.x_turned,
-            B_TURNED=self.w_turned,
+            BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=schedule.block_k,
+            GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise,
+            A_TURNED=self.copies.x_turned, B_TURNED=self.copies.w_turned,
             **epilogue, num_warps=schedule.warps, num_stages=schedule.stages,
         )  # fmt: skip
 
     def __call__(
         self,
+        m: int,
+        batch: int,
         x: torch.Tensor,
         w: torch.Tensor,
         y: torch.Tensor,
@@ -281,16 +294,15 @@ class _Persistent:
         beta: float,
         *_: Any,
     ) -> None:
-        rows, cols = x.shape[0], w.shape[0]
-        tiles = -(-rows // self.block_m) * -(-cols // self.block_n)
-        if tiles >= MOST or rows >= MOST:
+        tiles = -(-m // self.block_m) * -(-self.n // self.block_n)
+        if tiles >= MOST or m >= MOST:
             raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
         self.launch(
-            (min(self.processors, tiles),),
-            _blocks(x, self.block_m, self.block_k, self.x_turned),
-            _blocks(w, self.block_n, self.block_k, self.w_turned),
-            descriptor(y, [self.block_m, self.block_n // 2]),
-            c, rows, cols, *self.numbers, float(alpha), float(beta),
+            (min(self.processors, tiles),), *self.copies(m, x, w),
+            descriptor(
+                y, [self.block_m, self.block_n // 2], shape=(m, self.n), strides=(self.y_row, 1)
+            ),
+            c, m, self.n, *self.numbers, alpha, beta,
         )  # fmt: skip
 
 
@@ -311,28 +323,26 @@ class _Specialized:
         *_: Any,
     ) -> None:
         self.kept = contract, wanted  # see `run`
-        self.block_n, self.block_k = schedule.block_n, schedule.block_k
+        self.block_n = schedule.block_n
         self.leaves, self.split = leaves.count, schedule.split
-        self.x_turned, self.w_turned = not _by_rows(x), not _by_rows(w)
+        self.copies = _Copies(x, w, SLAB, schedule.block_n, schedule.block_k, shared_layout)
+        self.y_block = [SLAB, schedule.block_n]
+        self.y_layout = shared_layout(self.y_block, y.dtype)
+        self.n, self.y_row = w.shape[0], y.stride(0)
         self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
         self.processors = processors(y.device)
-        blocks = (
-            _shape(SLAB, self.block_k, self.x_turned),
-            _shape(self.block_n, self.block_k, self.w_turned),
-        )
-        self.blocks = [
-            (block, shared_layout(block, t.dtype))
-            for block, t in zip((*blocks, [SLAB, self.block_n]), (x, w, y), strict=True)
-        ]
         self.launch = prepare(
             specialized_kernel,
-            BLOCK_C=self.block_n, BLOCK_K=self.block_k, STAGES=schedule.stages,
+            BLOCK_C=self.block_n, BLOCK_K=schedule.block_k, STAGES=schedule.stages,
             GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=self.split,
-            A_TURNED=self.x_turned, B_TURNED=self.w_turned, **epilogue, num_warps=4, num_stages=1,
+            A_TURNED=self.copies.x_turned, B_TURNED=self.copies.w_turned, **epilogue,
+            num_warps=4, num_stages=1,
         )  # fmt: skip
 
     def __call__(
         self,
+        m: int,
+        batch: int,
         x: torch.Tensor,
         w: torch.Tensor,
         y: torch.Tensor,
@@ -341,10 +351,9 @@ class _Specialized:
         beta: float,
         *_: Any,
     ) -> None:
-        rows, cols = x.shape[0], w.shape[0]
-        tiles = -(-rows // (2 * SLAB)) * -(-cols // self.block_n)
+        tiles = -(-m // (2 * SLAB)) * -(-self.n // self.block_n)
         items = tiles * self.leaves if self.split else tiles
-        if items >= MOST or rows >= MOST:
+        if items >= MOST or m >= MOST:
             raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
         partials = counters = None
         if self.split:
@@ -352,17 +361,55 @@ class _Specialized:
                 items * 2 * SLAB * self.block_n, dtype=torch.float32, device=y.device
             )
             counters = arrivals(y.device, 2 * tiles)
-        (a_block, b_block, y_block) = self.blocks
         self.launch(
-            (min(self.processors, items),),
-            descriptor(x.mT if self.x_turned else x, *a_block),
-            descriptor(w.mT if self.w_turned else w, *b_block),
-            descriptor(y, *y_block),
-            c, partials, counters, rows, cols, *self.numbers, float(alpha), float(beta),
+            (min(self.processors, items),), *self.copies(m, x, w),
+            descriptor(
+                y, self.y_block, self.y_layout, shape=(m, self.n), strides=(self.y_row, 1)
+            ),
+            c, partials, counters, m, self.n, *self.numbers, alpha, beta,
         )  # fmt: skip
 
 
-_PLANS: dict[tuple[Any, ...], _Plain | _Persistent | _Specialized] = {}
+Plan = _Plain | _Persistent | _Specialized
+_PLANS: dict[tuple[Any, ...], Plan] = {}
+
+
+class _Copies:
+    """Tensor descriptors of x in blocks [x_rows, block_k] and of w in blocks [w_rows, block_k].
+
+    Attributes:
+        x_turned, w_turned: the descriptor, and its block, are those of the transpose.
+    """
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_rows: int,
+        w_rows: int,
+        block_k: int,
+        layout: Callable[[list[int], torch.dtype], Any] | None = None,
+    ) -> None:
+        self.n, self.k = w.shape
+        self.x_turned, self.w_turned = not _by_rows(x), not _by_rows(w)
+        self.x_step, self.w_step = max(x.stride()), max(w.stride())
+        self.x_block = [block_k, x_rows] if self.x_turned else [x_rows, block_k]
+        self.w_block = [block_k, w_rows] if self.w_turned else [w_rows, block_k]
+        self.x_layout = layout(self.x_block, x.dtype) if layout else None
+        self.w_layout = layout(self.w_block, w.dtype) if layout else None
+
+    def __call__(self, m: int, x: torch.Tensor, w: torch.Tensor) -> tuple[Any, Any]:
+        n, k = self.n, self.k
+        return (
+            descriptor(
+                x, self.x_block, self.x_layout, shape=(k, m) if self.x_turned else (m, k),
+                strides=(self.x_step, 1),
+            ),
+            descriptor(
+                w, self.w_block, self.w_layout, shape=(k, n) if self.w_turned else (n, k),
+                strides=(self.w_step, 1),
+            ),
+        )  # fmt: skip
 
 
 def _fetchable(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, store: bool) -> bool:
@@ -383,15 +430,6 @@ def _by_rows(x: torch.Tensor) -> bool:
     row, col = x.stride()
     pitch = row * x.element_size()
     return col == 1 and 0 < pitch < 1 << 40 and pitch % 16 == 0
-
-
-def _blocks(x: torch.Tensor, rows: int, cols: int, turned: bool) -> Any:
-    """A descriptor of blocks [rows, cols] of x, or, turned, [cols, rows] of its transpose."""
-    return descriptor(x.mT if turned else x, _shape(rows, cols, turned))
-
-
-def _shape(rows: int, cols: int, turned: bool) -> list[int]:
-    return [cols, rows] if turned else [rows, cols]
 
 
 @lru_cache(maxsize=64)
