@@ -79,6 +79,9 @@ def prepare(
     To hold on to where the same kernel and options come again: it saves looking them up. Arguments
     and errors as `launch`.
     """
+    known: Prepared | None = _TABLE.get(kernel, (num_warps, num_stages, pdl), constexprs)
+    if known is not None:
+        return known
     named = {
         **constexprs, "num_warps": num_warps, "num_stages": num_stages, "launch_pdl": pdl,
         "enable_fp_fusion": False,

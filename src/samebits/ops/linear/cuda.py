@@ -80,7 +80,8 @@ class _Ready:
         self.plan: Plan | None = None
         schedule = self.known.row.at(self.m)
         # Rows that lie one after another are a matrix, whatever their axes.
-        if isinstance(schedule, GemmSchedule) and self.m * n and (x.dim() == 2 or x.is_contiguous()):
+        matrix = x.dim() == 2 or x.is_contiguous()
+        if isinstance(schedule, GemmSchedule) and matrix and self.m * n > 0:
             y = x.new_empty((self.m, n), dtype=self.dtype)
             self.plan = plan_for(
                 self.known.contract, schedule, x.reshape(self.m, k), weight, y, bias
