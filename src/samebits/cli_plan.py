@@ -135,6 +135,7 @@ def tune(
     seconds: Annotated[
         float | None, typer.Option(help="begin no shape later than this; run again to go on")
     ] = None,
+    again: Annotated[bool, typer.Option(help="measure what the file has anew")] = False,
     stock: Annotated[bool, typer.Option(help="time PyTorch's own operation too")] = False,
     workers: Annotated[
         int, typer.Option(help="processes that compile kernels beforehand; 0 for none")
@@ -171,6 +172,7 @@ def tune(
                 out,
                 stock=keys if stock else (),
                 seconds=seconds,
+                again=again,
                 tell=tell,
             )
     report.outcome(found, console)

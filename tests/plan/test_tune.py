@@ -148,6 +148,8 @@ def test_a_session_goes_on_where_an_earlier_one_stopped(
     again = tune(keys, device, stack, path)
     assert device.opened == keys
     assert document.write(again.plan) == document.write(whole.plan)
+    tune(keys[:1], device, stack, path, again=True)
+    assert device.opened == [*keys, keys[0]]
 
 
 def test_a_session_never_mixes_stacks(

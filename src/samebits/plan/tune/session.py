@@ -56,6 +56,7 @@ def tune(
     effort: Effort | None = None,
     stock: Iterable[ScheduleKey] = (),
     seconds: float | None = None,
+    again: bool = False,
     tell: Callable[[Step], None] = lambda step: None,
 ) -> Outcome:
     """Tunes `keys` and writes the plan to `path` after every one of them.
@@ -68,13 +69,14 @@ def tune(
         stack: what is measured on.
         stock: keys for which PyTorch's own operation is timed too.
         seconds: no key is begun later than this.
+        again: measure keys that the file already has anew.
         tell: called at the beginning of each key and after each bucket.
 
     Raises:
         PlanError: the file is no plan, or was made on another stack.
     """
     entries = {entry.key: entry for entry in _earlier(path, stack)}
-    todo = [key for key in dict.fromkeys(keys) if key not in entries]
+    todo = [key for key in dict.fromkeys(keys) if again or key not in entries]
     timed, seeds, failed = set(stock), Seeds(), dict[ScheduleKey, str]()
     total, begin = len(todo) * len(BUCKETS), time.monotonic()
     for index, key in enumerate(todo):
