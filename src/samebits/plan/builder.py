@@ -63,7 +63,7 @@ def entries_of(keys: Iterable[ScheduleKey]) -> list[Entry]:
 def keys_of(
     model_or_shapes: Shapes, *, device: str, dtype: Any = "bf16", tp: Iterable[int] = (1,)
 ) -> list[ScheduleKey]:
-    """The schedule keys of a model, each once: its weights in order, then its row operations.
+    """The schedule keys of a model, each once: its weights in order, then the rest of a layer.
 
     A part of a weight comes with the tree of the whole weight, and with the tree that its own size
     would have: the one is used by a caller who names the whole weight, the other by one who has
@@ -83,8 +83,13 @@ def keys_of(
             )
             found[schedule_key(key, n, k, experts=weight.experts or None)] = None
     if isinstance(model_or_shapes, str) and kind in ("bf16", "fp16"):
-        for key, length in _rows(model_of(model_or_shapes), kind, device):
+        model = model_of(model_or_shapes)
+        for key, length in _rows(model, kind, device):
             found[schedule_key(key, k=length)] = None
+        attention = ContractKey(
+            "attention", kind, kind, device, head_dim=model.head_dim, value_dim=model.value_dim
+        )
+        found[schedule_key(attention, group=model.group)] = None
     return list(found)
 
 
