@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.functions import gelu, gelu_tanh, sigmoid, silu
+from samebits.engines.triton import functions
+from samebits.engines.triton import functions_bf16 as bf16
 from samebits.engines.triton.launch import launch
 
 #: Functions of one argument that have a kernel.
@@ -17,25 +18,25 @@ BLOCK, WARPS = 1024, 4
 
 @triton.jit
 def apply(x, F: tl.constexpr):
-    """F of fp32 `x`, in fp32."""
-    if F == "silu":
-        y = silu(x)
-    elif F == "sigmoid":
-        y = sigmoid(x)
+    """F of `x`, rounded to its type."""
+    v = x.to(tl.float32)
+    if F == "sigmoid":
+        y = functions.sigmoid(v)
+    elif F == "silu":
+        y = bf16.silu(v) if x.dtype == tl.bfloat16 else functions.silu(v)
     elif F == "gelu":
-        y = gelu(x)
+        y = bf16.gelu(v) if x.dtype == tl.bfloat16 else functions.gelu(v)
     else:
         tl.static_assert(F == "gelu_tanh")
-        y = gelu_tanh(x)
-    return y
+        y = bf16.gelu_tanh(v) if x.dtype == tl.bfloat16 else functions.gelu_tanh(v)
+    return y.to(x.dtype)
 
 
 @triton.jit
 def unary_kernel(x, y, n, F: tl.constexpr, BLOCK: tl.constexpr):
     """BLOCK elements of dense memory."""
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    t = apply(tl.load(x + k, k < n).to(tl.float32), F)
-    tl.store(y + k, t.to(y.dtype.element_ty), k < n)
+    tl.store(y + k, apply(tl.load(x + k, k < n), F), k < n)
 
 
 @triton.jit
@@ -45,9 +46,9 @@ def gated_kernel(
     """BLOCK columns of one row of f(gate) * up, f(gate) rounded to the type first."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     k = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    g = tl.load(gate + row * gate_stride + k, k < n).to(tl.float32)
-    u = tl.load(up + row * up_stride + k, k < n).to(tl.float32)
-    t = apply(g, F).to(y.dtype.element_ty).to(tl.float32) * u
+    g = tl.load(gate + row * gate_stride + k, k < n)
+    u = tl.load(up + row * up_stride + k, k < n)
+    t = apply(g, F).to(tl.float32) * u.to(tl.float32)
     tl.store(y + row * n + k, t.to(y.dtype.element_ty), k < n)
 
 

@@ -1,0 +1,56 @@
+"""Elementwise kernels have the CPU's bits: for every bf16 and fp16 argument, and many of fp32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from interpreter import INTERPRETED
+from samebits import bits, ops
+from samebits.contract import activations
+
+pytest.importorskip("triton")
+from samebits.engines.triton.rows import pointwise
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def arguments(dtype: torch.dtype) -> torch.Tensor:
+    if dtype is not torch.float32:
+        return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    g = np.random.default_rng(0)
+    count = 1 << (12 if INTERPRETED else 20)
+    words = g.integers(0, 1 << 32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    near = g.standard_normal(count) * 2.0 ** g.integers(-20, 6, count)
+    return torch.from_numpy(np.concatenate([words, near.astype(np.float32)]))
+
+
+def same_but_for_nan(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """The pattern of a NaN is the GPU's."""
+    got, want = (torch.where(t.cpu().isnan(), torch.nan, t.cpu()) for t in (got, want))
+    return bool(bits.equal(got, want))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", sorted(pointwise.FUNCTIONS))
+def test_every_argument(name: str, dtype: torch.dtype) -> None:
+    x = arguments(dtype)
+    with np.errstate(all="ignore"):
+        want = torch.from_numpy(getattr(activations, name)(x.float().numpy())).to(dtype)
+    assert same_but_for_nan(pointwise.unary(name, x.to(DEVICE)), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gates_of_strided_rows(dtype: torch.dtype) -> None:
+    x = (torch.randn(5, 2 * 1500, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    gate, up = x.chunk(2, -1)
+    gate_on, up_on = x.to(DEVICE).chunk(2, -1)
+    for name, want in [
+        ("silu", ops.silu_mul(gate, up)),
+        ("gelu", ops.gelu_mul(gate, up)),
+        ("gelu_tanh", ops.gelu_mul(gate, up, "tanh")),
+    ]:
+        assert bits.equal(pointwise.gated(name, gate_on, up_on).cpu(), want)
+        dense = pointwise.gated(name, gate_on.contiguous(), up_on.contiguous())
+        assert bits.equal(dense.cpu(), want)
