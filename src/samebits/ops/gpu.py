@@ -29,10 +29,9 @@ def row_key(op: str, dtype: torch.dtype, out_dtype: torch.dtype, device: int) ->
 
 
 def schedule_for(op: str, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> RowSchedule:
-    """The schedule of a row operation on the matrix `x` [rows, n]."""
-    rows, n = x.shape
+    """The schedule of a row operation on rows `x` [..., n]."""
     key = row_key(op, x.dtype, out_dtype or x.dtype, x.device.index)
-    return cast("RowSchedule", planner.row_for(key, k=n).at(rows))
+    return cast("RowSchedule", planner.row_for(key, k=x.shape[-1]).at(x.shape[:-1].numel()))
 
 
 def matrix(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
@@ -46,3 +45,15 @@ def matrix(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
         raise ShapeError(f"{op}: {rows} rows of {n} elements are too many: cut them up")
     flat = x.reshape(rows, n)
     return flat if flat.stride(-1) == 1 or n <= 1 else flat.contiguous()
+
+
+def strided_rows(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
+    """`x` as [outer, inner, n] with a contiguous last axis: a view if its strides allow it.
+
+    Heads that lie in a wider matrix, q[:, heads, D] of a fused projection, need no copy.
+    """
+    if x.dim() == 3 and x.shape[-1] == n and (x.stride(-1) == 1 or n <= 1):
+        matrix_like = x.stride(0) == x.shape[1] * x.stride(1)
+        if not matrix_like and max(x.shape[0] * x.shape[1], n) <= MOST:
+            return x
+    return matrix(op, x, n)[:, None]

@@ -9,22 +9,31 @@ import triton.language as tl
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.reduce import reduce_rows
 from samebits.engines.triton.rows.schedule import LONGEST_TILE, RowSchedule, width_of
-from samebits.engines.triton.rows.tree import load_chunks, sum_row
+from samebits.engines.triton.rows.tree import load_chunks, row_starts, sum_row
 
 
 @triton.jit
 def norm_tile_kernel(
-    x, residual, weight, bias, y, total, rows, x_stride, residual_stride, eps,
+    x, residual, weight, bias, y, total, rows, inner, x_outer, x_inner, residual_outer,
+    residual_inner, eps,
     N: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     CENTRED: tl.constexpr, RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """R whole rows, held as C chunks of W elements; every input is read once."""
+    """R whole rows, held as C chunks of W elements; every input is read once, and at once.
+
+    Row o * inner + i of x and residual begins at o and i times their strides.
+    """
     row = tl.program_id(0) * R + tl.arange(0, R)
     inside = row < rows
-    row = row.to(tl.int64)
-    chunks = load_chunks(x, row * x_stride, inside, 0, 1, N, 0.0, C, W)
+    starts = row_starts(row, inner, x_outer, x_inner)
+    chunks = load_chunks(x, starts, inside, 0, 1, N, 0.0, C, W)
     if RESIDUAL:
-        added = load_chunks(residual, row * residual_stride, inside, 0, 1, N, 0.0, C, W)
+        starts = row_starts(row, inner, residual_outer, residual_inner)
+        added = load_chunks(residual, starts, inside, 0, 1, N, 0.0, C, W)
+    weights = load_columns(weight, N, C, W, WEIGHT)
+    biases = load_columns(bias, N, C, W, BIAS)
+    row = row.to(tl.int64)
+    if RESIDUAL:
         sums = ()
         for c in tl.static_range(C):
             k = c * W + tl.arange(0, W)
@@ -43,23 +52,37 @@ def norm_tile_kernel(
     r = tl.div_rn(tl.full([R], 1.0, tl.float32), tl.sqrt_rn(squares + eps))
     for c in tl.static_range(C):
         k = c * W + tl.arange(0, W)
-        t = affine(chunks[c] * r[:, None], weight, bias, k, k < N, WEIGHT, BIAS)
+        t = affine(chunks[c] * r[:, None], weights[c], biases[c], WEIGHT, BIAS)
         at = y + row[:, None] * N + k[None, :]
         tl.store(at, t.to(y.dtype.element_ty), inside[:, None] & (k < N)[None, :])
 
 
 @triton.jit
-def affine(t, weight, bias, k, inside, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
-    """fma(t, weight, bias), t * weight, t + bias or t, for columns k of t [R, W]."""
-    if WEIGHT:
-        w = tl.load(weight + k, inside, 0.0).to(tl.float32)[None, :]
-        if BIAS:
-            b = tl.load(bias + k, inside, 0.0).to(tl.float32)[None, :]
-            t = tl.fma(t, tl.broadcast_to(w, t.shape), tl.broadcast_to(b, t.shape))
+def load_columns(p, N: tl.constexpr, C: tl.constexpr, W: tl.constexpr, PRESENT: tl.constexpr):
+    """C chunks of W parameters, of their own type; nothing where there is none."""
+    chunks = ()
+    for c in tl.static_range(C):
+        k = c * W + tl.arange(0, W)
+        if PRESENT:
+            chunks += (tl.load(p + k, k < N, 0.0),)
         else:
-            t = t * w
+            chunks += (0.0,)
+    return chunks
+
+
+@triton.jit
+def affine(t, w, b, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
+    """fma(t, w, b), t * w, t + b or t, for t [R, W] and parameters [W]."""
+    if WEIGHT:
+        w = tl.broadcast_to(w.to(tl.float32)[None, :], t.shape)
+    if BIAS:
+        b = tl.broadcast_to(b.to(tl.float32)[None, :], t.shape)
+    if WEIGHT and BIAS:
+        t = tl.fma(t, w, b)
+    elif WEIGHT:
+        t = t * w
     elif BIAS:
-        t = t + tl.load(bias + k, inside, 0.0).to(tl.float32)[None, :]
+        t = t + b
     return t
 
 
@@ -77,7 +100,9 @@ def norm_apply_kernel(
     r = tl.div_rn(
         tl.full([1], 1.0, tl.float32), tl.sqrt_rn(tl.load(squares + row + tl.arange(0, 1)) + eps)
     )
-    t = affine((t * r)[None, :], weight, bias, k, k < n, WEIGHT, BIAS)
+    w = tl.load(weight + k, k < n, 0.0) if WEIGHT else 0.0
+    b = tl.load(bias + k, k < n, 0.0) if BIAS else 0.0
+    t = affine((t * r)[None, :], w, b, WEIGHT, BIAS)
     at = (y + row * n + k)[None, :]
     tl.store(at, t.to(y.dtype.element_ty), (k < n)[None, :])
 
@@ -95,14 +120,16 @@ def norm(
     """Layer norm (`centred`) or RMS norm of every row of `x`.
 
     Args:
-        x, residual: [M, n] of one dtype, the last axis contiguous.
+        x, residual: [outer, inner, n] of one dtype, the last axis contiguous.
         weight, bias: [n], contiguous, any of the dtypes.
 
     Returns:
-        The norm [M, n], and x + residual rounded to x's dtype, which is what was normalised.
+        The norm [outer, inner, n], contiguous, and x + residual rounded to x's dtype, which is what
+        was normalised.
     """
-    rows, n = x.shape
-    y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
+    outer, inner, n = x.shape
+    rows = outer * inner
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y, None if residual is None else torch.empty_like(y)
     if n > LONGEST_TILE:
@@ -112,8 +139,9 @@ def norm(
     launch(
         norm_tile_kernel, (triton.cdiv(rows, share),),
         x, x if residual is None else residual, x if weight is None else weight,
-        x if bias is None else bias, y, y if total is None else total, rows, x.stride(0),
-        0 if residual is None else residual.stride(0), eps,
+        x if bias is None else bias, y, y if total is None else total, rows, inner,
+        x.stride(0), x.stride(1), 0 if residual is None else residual.stride(0),
+        0 if residual is None else residual.stride(1), eps,
         N=n, W=width, C=triton.cdiv(n, width), R=share, CENTRED=centred,
         RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
         num_warps=schedule.num_warps,
@@ -132,8 +160,7 @@ def _long(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Rows that do not fit into registers: their statistics first, then every element."""
     total = None if residual is None else torch.add(x, residual)
-    if total is not None:
-        x = total.contiguous()
+    x = (x if total is None else total).reshape(-1, x.shape[-1])
     rows, n = x.shape
     mean = reduce_rows("mean", x, torch.float32) if centred else None
     squares = reduce_rows("mean_square", x, torch.float32, mean=mean)

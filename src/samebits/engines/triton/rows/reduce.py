@@ -8,6 +8,7 @@ import triton.language as tl
 
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import LANES, LEAF, MOST_LEAVES, leaves_of, width_of
+from samebits.engines.triton.rows.tree import row_starts
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def leaf_kernel(
     leaf = tl.program_id(0) % leaves
     row = tl.program_id(0) // leaves * R + tl.arange(0, R)
     inside = row < rows
-    start = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
+    start = row_starts(row, inner, outer_stride, inner_stride)
     if CENTRED:
         centres = tl.load(centre + row, inside, 0.0)
     acc = tl.full([R, W], 0.0, tl.float32) + identity

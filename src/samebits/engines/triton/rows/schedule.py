@@ -56,8 +56,8 @@ def default(key: ScheduleKey, bucket: int) -> RowSchedule:
     return RowSchedule(num_warps=4 if n <= 5 * LANES else 8)
 
 
-def candidates(key: ScheduleKey) -> list[RowSchedule]:
-    """Schedules worth measuring for rows of ``key.k`` elements."""
+def candidates(key: ScheduleKey, bucket: int) -> list[RowSchedule]:
+    """Schedules worth measuring for rows of ``key.k`` elements, whatever the bucket."""
     n = key.k or LANES
     if n > LONGEST_TILE or (n > LEAF and key.op not in ("rms_norm", "layer_norm")):
         return [

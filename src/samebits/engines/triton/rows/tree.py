@@ -51,6 +51,13 @@ def sum_row(chunks, C: tl.constexpr, SQUARES: tl.constexpr):
 
 
 @triton.jit
+def row_starts(row, inner, outer_stride, inner_stride):
+    """Where rows o * inner + i begin: o and i times their strides, in 64 bits."""
+    outer = (row // inner).to(tl.int64)
+    return outer * outer_stride + (row - outer.to(tl.int32) * inner).to(tl.int64) * inner_stride
+
+
+@triton.jit
 def load_chunks(x, starts, inside, FIRST, STEP, n, other, C: tl.constexpr, W: tl.constexpr):
     """C chunks of W elements from element FIRST of each row on, as fp32.
 
