@@ -94,7 +94,7 @@ def test_norms_of_long_rows(op: str, n: int) -> None:
 def test_softmax(op: str, dtype: torch.dtype, n: int) -> None:
     x = random(n, 2, n, dtype=dtype, special=True)
     x[0] = random(n + 1, n, dtype=dtype)
-    schedules = [RowSchedule(walk="leaves"), RowSchedule(walk="stream", num_warps=8)]
+    schedules = [RowSchedule(), RowSchedule(num_warps=8)]
     if n <= 1024:
         schedules = [RowSchedule(rows=2, num_warps=1), RowSchedule(rows=4)]
     for out in {dtype, torch.float32}:
@@ -114,7 +114,7 @@ def test_numbers_of_rows(dtype: torch.dtype, n: int) -> None:
     ids = torch.tensor([n - 1, 0, n // 2, n // 3])
     logs = contract("log_softmax", dtype, torch.float32).evaluate(x)
     for warps in (8,) if INTERPRETED else (4, 8, 16):
-        schedule = RowSchedule(walk="leaves", num_warps=warps)
+        schedule = RowSchedule(num_warps=warps)
         got = softmax.row_numbers(x.to(DEVICE), None, torch.float32, schedule)
         assert same(got, contract("logsumexp", dtype, torch.float32).evaluate(x))
         got = softmax.row_numbers(x.to(DEVICE), ids.to(DEVICE), torch.float32, schedule)
@@ -142,7 +142,7 @@ def test_sums(dtype: torch.dtype, n: int) -> None:
 def test_a_leaf_of_minus_infinity_adds_nothing() -> None:
     x = torch.full((1, 20000), -torch.inf)
     x[0, 19999] = -500.0
-    got = softmax.row_numbers(x.to(DEVICE), None, torch.float32, RowSchedule(walk="leaves"))
+    got = softmax.row_numbers(x.to(DEVICE), None, torch.float32, RowSchedule())
     assert same(got, torch.tensor([-500.0]))
 
 

@@ -32,10 +32,16 @@ _SQUARE_LOW = tl.constexpr(-9.629815167500055e-09)
 
 @triton.jit
 def _logistic(t):
-    """2^t / (2^t + 2^-t), with few bits lost down to 2^-149; t is clamped to [-80, 80]."""
+    """2^t / (2^t + 2^-t), with few bits lost down to 2^-149; t is clamped to [-80, 80].
+
+    The quotient is corrected once, so that it does not depend on how the chip divides.
+    """
     t = clamp(t, -80.0, 80.0)
     above = tl.exp2(t)
-    return above / (above + tl.exp2(-t))
+    total = above + tl.exp2(-t)
+    inverse = 1.0 / total
+    quotient = above * inverse
+    return tl.fma(tl.fma(-quotient, total, above), inverse, quotient)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from samebits.engines.triton.rows import rotary as engine
+from samebits.errors import ShapeError
 from samebits.ops.checks import one_device
 
 
@@ -31,6 +32,8 @@ def rotary(
     else:
         positions = positions.contiguous()
         x = x.reshape(1, -1, *shape[-2:])
+    if len(x) > 65535:
+        raise ShapeError(f"rotary: {len(x)} leading entries of {tuple(shape)}: cut them up")
     return engine.rotary(x, cos, sin, positions, interleaved).view(shape)
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.reduce import reduce_rows
 from samebits.engines.triton.rows.schedule import LONGEST_TILE, RowSchedule, width_of
-from samebits.engines.triton.rows.tree import load_chunks, row_starts, sum_row
+from samebits.engines.triton.rows.tree import begin, load_chunks, row_starts, sum_row
 
 
 @triton.jit
@@ -18,11 +18,13 @@ def norm_tile_kernel(
     residual_inner, eps,
     N: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     CENTRED: tl.constexpr, RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """R whole rows, held as C chunks of W elements; every input is read once, and at once.
 
     Row o * inner + i of x and residual begins at o and i times their strides.
     """
+    begin(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     inside = row < rows
     starts = row_starts(row, inner, x_outer, x_inner)
@@ -90,8 +92,10 @@ def affine(t, w, b, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
 def norm_apply_kernel(
     x, weight, bias, y, mean, squares, x_stride, eps, n,
     W: tl.constexpr, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """W columns of one row, whose mean and mean square are known."""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * W + tl.arange(0, W)
     t = tl.load(x + row * x_stride + k, k < n, 0.0).to(tl.float32)
@@ -144,7 +148,7 @@ def norm(
         0 if residual is None else residual.stride(1), eps,
         N=n, W=width, C=triton.cdiv(n, width), R=share, CENTRED=centred,
         RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-        num_warps=schedule.num_warps,
+        PDL=x.is_cuda, num_warps=schedule.num_warps, pdl=x.is_cuda,
     )  # fmt: skip
     return y, total
 
@@ -168,6 +172,7 @@ def _long(
         norm_apply_kernel, (rows, triton.cdiv(n, 2048)),
         x, x if weight is None else weight, x if bias is None else bias, y,
         squares if mean is None else mean, squares, x.stride(0), eps, n,
-        W=2048, CENTRED=centred, WEIGHT=weight is not None, BIAS=bias is not None, num_warps=4,
+        W=2048, CENTRED=centred, WEIGHT=weight is not None, BIAS=bias is not None,
+        PDL=x.is_cuda, num_warps=4, pdl=x.is_cuda,
     )  # fmt: skip
     return y, total

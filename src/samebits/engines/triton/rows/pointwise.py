@@ -9,6 +9,7 @@ import triton.language as tl
 from samebits.engines.triton import functions
 from samebits.engines.triton import functions_bf16 as bf16
 from samebits.engines.triton.launch import launch
+from samebits.engines.triton.rows.tree import begin
 
 #: Functions of one argument that have a kernel.
 FUNCTIONS = frozenset({"silu", "sigmoid", "gelu", "gelu_tanh"})
@@ -33,19 +34,25 @@ def apply(x, F: tl.constexpr):
 
 
 @triton.jit
-def unary_kernel(x, y, n, F: tl.constexpr, BLOCK: tl.constexpr):
+def unary_kernel(x, y, n, F: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """BLOCK elements of dense memory."""
+    begin(PDL)
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + k, apply(tl.load(x + k, k < n), F), k < n)
 
 
 @triton.jit
 def gated_kernel(
-    gate, up, y, n, blocks, gate_stride, up_stride, F: tl.constexpr, BLOCK: tl.constexpr
+    gate, up, y, n, blocks, gate_stride, up_stride,
+    F: tl.constexpr, BLOCK: tl.constexpr, ONE_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of one row of f(gate) * up, f(gate) rounded to the type first."""
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    k = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    begin(PDL)
+    block, row = tl.program_id(0).to(tl.int64), 0
+    if not ONE_ROW:
+        row = (tl.program_id(0) // blocks).to(tl.int64)
+        block -= row * blocks
+    k = block * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + row * gate_stride + k, k < n)
     u = tl.load(up + row * up_stride + k, k < n)
     t = apply(g, F).to(tl.float32) * u.to(tl.float32)
@@ -58,7 +65,10 @@ def unary(name: str, x: torch.Tensor) -> torch.Tensor:
     if y.stride() != x.stride():  # not dense: gather it first
         x = y.copy_(x)
     n = x.numel()
-    launch(unary_kernel, (triton.cdiv(n, BLOCK),), x, y, n, F=name, BLOCK=BLOCK, num_warps=WARPS)
+    launch(
+        unary_kernel, (triton.cdiv(n, BLOCK),), x, y, n,
+        F=name, BLOCK=BLOCK, PDL=x.is_cuda, num_warps=WARPS, pdl=x.is_cuda,
+    )  # fmt: skip
     return y
 
 
@@ -71,6 +81,7 @@ def gated(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     blocks = triton.cdiv(n, BLOCK)
     launch(
         gated_kernel, (rows * blocks,), gate, up, y, n, blocks, gate.stride(0), up.stride(0),
-        F=name, BLOCK=BLOCK, num_warps=WARPS,
+        F=name, BLOCK=BLOCK, ONE_ROW=rows == 1, PDL=gate.is_cuda, num_warps=WARPS,
+        pdl=gate.is_cuda,
     )  # fmt: skip
     return y

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import LANES, LEAF, MOST_LEAVES, leaves_of, width_of
-from samebits.engines.triton.rows.tree import row_starts
+from samebits.engines.triton.rows.tree import begin, row_starts
 
 
 @triton.jit
@@ -97,9 +97,10 @@ KINDS: dict[str, tuple[str, str, float, str]] = {
 def leaf_kernel(
     x, centre, y, rows, n, inner, outer_stride, inner_stride, stride, divisor, leaves, identity,
     W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, ELEMENT: tl.constexpr, MEET: tl.constexpr,
-    DONE: tl.constexpr, CENTRED: tl.constexpr,
+    DONE: tl.constexpr, CENTRED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One leaf of R rows. Element k of row o * inner + i lies at o, i, k times their strides."""
+    begin(PDL)
     leaf = tl.program_id(0) % leaves
     row = tl.program_id(0) // leaves * R + tl.arange(0, R)
     inside = row < rows
@@ -131,9 +132,10 @@ def leaf_kernel(
 @triton.jit
 def fold_kernel(
     parts, y, n, parts_stride, y_stride, divisor, identity,
-    W: tl.constexpr, MEET: tl.constexpr, DONE: tl.constexpr,
+    W: tl.constexpr, MEET: tl.constexpr, DONE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Folds W leaves of a row pairwise."""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     k = group * W + tl.arange(0, W)
@@ -182,7 +184,7 @@ def reduce_rows(
         x.stride(1) if len(lead) == 2 else 0, x.stride(-1), divisor, leaves, identity,
         W=width, C=triton.cdiv(min(n, LEAF), width) if n else 1, R=share, ELEMENT=element,
         MEET=joined, DONE=done if leaves == 1 else "total", CENTRED=mean is not None,
-        num_warps=8 if share * width >= 4096 else 4,
+        PDL=x.is_cuda, num_warps=8 if share * width >= 4096 else 4, pdl=x.is_cuda,
     )  # fmt: skip
     while leaves > 1:
         count = min(MOST_LEAVES, 1 << (leaves - 1).bit_length())
@@ -191,7 +193,8 @@ def reduce_rows(
         launch(
             fold_kernel, (rows, groups),
             parts, folded, leaves, leaves, groups, divisor, identity,
-            W=count, MEET=joined, DONE=done if groups == 1 else "total", num_warps=4,
+            W=count, MEET=joined, DONE=done if groups == 1 else "total",
+            PDL=x.is_cuda, num_warps=4, pdl=x.is_cuda,
         )  # fmt: skip
         parts, leaves = folded, groups
     return y

@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.launch import launch
+from samebits.engines.triton.rows.tree import begin
 
 #: Pairs of elements that one program turns.
-PAIRS = 1024
+PAIRS, WARPS = 1024, 4
 
 
 @triton.jit
@@ -20,9 +21,9 @@ def product(a, b):
 
 @triton.jit
 def rotary_kernel(
-    x, cos, sin, positions, y, s1, s2, x0, x1, x2, c0, c1, c2, z0, z1, z2, second,
+    x, cos, sin, positions, y, s1, s2, groups, x0, x1, x2, c0, c1, c2, z0, z1, z2, second,
     HALF: tl.constexpr, BLOCK: tl.constexpr, H: tl.constexpr, STEP: tl.constexpr,
-    INTERLEAVED: tl.constexpr, SHARED: tl.constexpr, LOOKUP: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SHARED: tl.constexpr, LOOKUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """H vectors of 2 HALF elements; vector (i, j, h) lies at i, j, h times its strides.
 
@@ -31,14 +32,14 @@ def rotary_kernel(
         cos, sin: factors with strides c and z; a pair's second element has its own
             `second` further.
         positions: with LOOKUP, the row of the factors for (i, j), contiguous.
-        s1, s2: sizes of axes j and h.
+        s1, s2: sizes of axes j and h; groups: programs that share the latter.
         STEP: distance of the factors of neighbouring pairs. SHARED: all h have the same factors.
     """
-    groups = tl.cdiv(s2, H)
-    block = tl.program_id(0)
-    h = block % groups * H + tl.arange(0, H)
-    j = (block // groups % s1).to(tl.int64)
-    i = (block // groups // s1).to(tl.int64)
+    begin(PDL)
+    j = tl.program_id(0) // groups
+    h = (tl.program_id(0) - j * groups) * H + tl.arange(0, H)
+    j = j.to(tl.int64)
+    i = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK)
     here = (h < s2)[:, None] & (d < HALF)[None, :]
     h = h.to(tl.int64)
@@ -84,7 +85,7 @@ def rotary(
     """Rotary embedding of arguments that `samebits.ops.rotary` has checked.
 
     Args:
-        x: [i, j, h, D] of any strides with a contiguous last axis.
+        x: [i, j, h, D], i < 65536, of any strides with a contiguous last axis.
         cos, sin: [i, j, h, D or D/2], broadcast by strides of 0, last axis contiguous; or, with
             positions, [positions, D or D/2].
         positions: [i, j] contiguous integers, or None.
@@ -103,11 +104,13 @@ def rotary(
         c0, c1, c2, z0, z1, z2 = 0, cos.stride(0), 0, 0, sin.stride(0), 0
     block = triton.next_power_of_2(d // 2)
     share = max(1, min(PAIRS // block, triton.next_power_of_2(h)))
+    groups = triton.cdiv(h, share)
     launch(
-        rotary_kernel, (i * j * triton.cdiv(h, share),),
-        x, cos, sin, x if positions is None else positions, y, j, h, *x.stride()[:3],
+        rotary_kernel, (j * groups, i),
+        x, cos, sin, x if positions is None else positions, y, j, h, groups, *x.stride()[:3],
         c0, c1, c2, z0, z1, z2, (1 if interleaved else d // 2) if full else 0,
         HALF=d // 2, BLOCK=block, H=share, STEP=2 if full and interleaved else 1,
-        INTERLEAVED=interleaved, SHARED=c2 == z2 == 0, LOOKUP=positions is not None, num_warps=4,
+        INTERLEAVED=interleaved, SHARED=c2 == z2 == 0, LOOKUP=positions is not None, PDL=x.is_cuda,
+        num_warps=WARPS, pdl=x.is_cuda,
     )  # fmt: skip
     return y

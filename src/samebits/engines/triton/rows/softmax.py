@@ -14,7 +14,7 @@ import triton.language as tl
 from samebits.engines.triton.functions import exp_flush, exp_of_negative, log
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import LEAF, RowSchedule, leaves_of, width_of
-from samebits.engines.triton.rows.tree import fold_pairs, load_chunks, max_chunks, sum_row
+from samebits.engines.triton.rows.tree import begin, fold_pairs, load_chunks, max_chunks, sum_row
 
 
 @triton.jit
@@ -56,8 +56,10 @@ def load_leaves(maxima, sums, row, leaves, P: tl.constexpr):
 def tile_kernel(
     x, y, rows, x_stride,
     N: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, LOG: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Both softmaxes of R rows of one leaf each."""
+    begin(PDL)
     row = tl.program_id(0) * R + tl.arange(0, R)
     inside = row < rows
     row = row.to(tl.int64)
@@ -77,48 +79,11 @@ def tile_kernel(
 
 
 @triton.jit
-def write_leaf(
-    x, y, start, row, first, n, m, s,
-    W: tl.constexpr, C: tl.constexpr, LOG: tl.constexpr,
-):  # fmt: skip
-    """Both softmaxes of the leaf of one row that begins at element `first`."""
-    chunks = load_chunks(x, start, s == s, first, 1, n, 0.0, C, W)
-    log_s = log(s)[:, None]
-    inverse = tl.div_rn(tl.full([1], 1.0, tl.float32), s)[:, None]
-    for c in tl.static_range(C):
-        k = first + c * W + tl.arange(0, W)
-        d = chunks[c] - m[:, None]
-        t = d - log_s if LOG else exp_of_negative(d) * inverse
-        tl.store(y + (row * n + k)[None, :], t.to(y.dtype.element_ty), (k < n)[None, :])
-
-
-@triton.jit
-def stream_kernel(
-    x, y, n, x_stride, leaves,
-    W: tl.constexpr, C: tl.constexpr, P: tl.constexpr, LOG: tl.constexpr,
-):  # fmt: skip
-    """Both softmaxes of one row: a walk over its leaves for m and s, and another that writes."""
-    row = tl.program_id(0).to(tl.int64)
-    start = row * x_stride + tl.zeros([1], tl.int64)
-    j = tl.arange(0, P)[None, :]
-    maxima = tl.full([1, P], float("-inf"), tl.float32)
-    sums = tl.zeros([1, P], tl.float32)
-    for leaf in range(leaves):
-        first = leaf * (C * W)
-        chunks = load_chunks(x, start, start == start, first, 1, n, float("-inf"), C, W)
-        m, s = leaf_pair(chunks, C)
-        maxima = tl.where(j == leaf, m[:, None], maxima)
-        sums = tl.where(j == leaf, s[:, None], sums)
-    m, s = fold_leaves(maxima, sums, P, False)
-    for leaf in range(leaves):
-        write_leaf(x, y, start, row, leaf * (C * W), n, m, s, W, C, LOG)
-
-
-@triton.jit
 def pair_kernel(
-    x, maxima, sums, n, x_stride, leaves, W: tl.constexpr, C: tl.constexpr
+    x, maxima, sums, n, x_stride, leaves, W: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """The maximum and the sum of one leaf of one row."""
+    begin(PDL)
     row = (tl.program_id(0) // leaves).to(tl.int64)
     leaf = tl.program_id(0) % leaves
     start = row * x_stride + tl.zeros([1], tl.int64)
@@ -132,22 +97,32 @@ def pair_kernel(
 @triton.jit
 def write_kernel(
     x, maxima, sums, y, n, x_stride, leaves,
-    W: tl.constexpr, C: tl.constexpr, P: tl.constexpr, LOG: tl.constexpr,
+    W: tl.constexpr, C: tl.constexpr, P: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Both softmaxes of one leaf, once the pairs of all leaves of its row are known."""
+    begin(PDL)
     row = (tl.program_id(0) // leaves).to(tl.int64)
-    leaf = tl.program_id(0) % leaves
+    first = tl.program_id(0) % leaves * (C * W)
     start = row * x_stride + tl.zeros([1], tl.int64)
+    chunks = load_chunks(x, start, start == start, first, 1, n, 0.0, C, W)
     maxima_of_row, sums_of_row = load_leaves(maxima, sums, row, leaves, P)
     m, s = fold_leaves(maxima_of_row, sums_of_row, P, False)
-    write_leaf(x, y, start, row, leaf * (C * W), n, m, s, W, C, LOG)
+    log_s = log(s)[:, None]
+    inverse = tl.div_rn(tl.full([1], 1.0, tl.float32), s)[:, None]
+    for c in tl.static_range(C):
+        k = first + c * W + tl.arange(0, W)
+        d = chunks[c] - m[:, None]
+        t = d - log_s if LOG else exp_of_negative(d) * inverse
+        tl.store(y + (row * n + k)[None, :], t.to(y.dtype.element_ty), (k < n)[None, :])
 
 
 @triton.jit
 def number_kernel(
-    x, maxima, sums, ids, y, n, x_stride, leaves, P: tl.constexpr, LOGSUMEXP: tl.constexpr
+    x, maxima, sums, ids, y, n, x_stride, leaves,
+    P: tl.constexpr, LOGSUMEXP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """logsumexp of one row, or the log-probability of its token (NaN for no token of the row)."""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     maxima_of_row, sums_of_row = load_leaves(maxima, sums, row, leaves, P)
     m, s = fold_leaves(maxima_of_row, sums_of_row, P, LOGSUMEXP)
@@ -175,18 +150,15 @@ def softmax(
     if leaves == 1:
         launch(
             tile_kernel, (triton.cdiv(rows, schedule.rows),), x, y, rows, x.stride(0),
-            N=n, W=width, C=chunks, R=schedule.rows, LOG=log, num_warps=schedule.num_warps,
-        )  # fmt: skip
-    elif schedule.walk == "stream":
-        launch(
-            stream_kernel, (rows,), x, y, n, x.stride(0), leaves,
-            W=width, C=chunks, P=parts, LOG=log, num_warps=schedule.num_warps,
+            N=n, W=width, C=chunks, R=schedule.rows, LOG=log, PDL=x.is_cuda,
+            num_warps=schedule.num_warps, pdl=x.is_cuda,
         )  # fmt: skip
     else:
         maxima, sums = _pairs(x, schedule.num_warps)
         launch(
             write_kernel, (rows * leaves,), x, maxima, sums, y, n, x.stride(0), leaves,
-            W=width, C=chunks, P=parts, LOG=log, num_warps=schedule.num_warps,
+            W=width, C=chunks, P=parts, LOG=log, PDL=x.is_cuda,
+            num_warps=schedule.num_warps, pdl=x.is_cuda,
         )  # fmt: skip
     return y
 
@@ -206,7 +178,8 @@ def row_numbers(
     maxima, sums = _pairs(x, schedule.num_warps)
     launch(
         number_kernel, (rows,), x, maxima, sums, y if ids is None else ids, y, n, x.stride(0),
-        leaves, P=triton.next_power_of_2(leaves), LOGSUMEXP=ids is None, num_warps=1,
+        leaves, P=triton.next_power_of_2(leaves), LOGSUMEXP=ids is None, PDL=x.is_cuda, num_warps=1,
+        pdl=x.is_cuda,
     )  # fmt: skip
     return y
 
@@ -217,6 +190,7 @@ def _pairs(x: torch.Tensor, num_warps: int) -> tuple[torch.Tensor, torch.Tensor]
     maxima, sums = torch.empty((2, rows, leaves), dtype=torch.float32, device=x.device)
     launch(
         pair_kernel, (rows * leaves,), x, maxima, sums, n, x.stride(0), leaves,
-        W=width, C=triton.cdiv(min(n, LEAF), width), num_warps=num_warps,
+        W=width, C=triton.cdiv(min(n, LEAF), width), PDL=x.is_cuda, num_warps=num_warps,
+        pdl=x.is_cuda,
     )  # fmt: skip
     return maxima, sums

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 #: Lanes of a leaf, chunks of a leaf, elements of a leaf.
 LANES, CHUNKS, LEAF = 1024, 8, 8192
 #: Partial results that one program folds.
 FOLD = 8192
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Every kernel's first line. With PDL its programs take their places while the kernel before
+    it ends, wait for that end before they touch memory, and let the next kernel do the same."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
