@@ -33,7 +33,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("n", [1, 100, 128, 1765, 4096, 9000, 40000])
+@pytest.mark.parametrize("n", [128, 1765, 9000])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_row_has_its_bits_in_every_batch(name: str, n: int) -> None:
     """ROW, POS and LAYOUT: F1 (odd lengths), L2 (norms), L5 and Q2 (log-softmax)."""

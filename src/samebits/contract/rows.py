@@ -23,7 +23,8 @@ ROW_TREE = Segment(nx.ROW_LEAF, Lanes(nx.LANES), "pairwise")
 #: row may be shared by many; lanes are loads of 16 bytes a thread, and neighbours meet first in a
 #: thread, then in a warp, then across warps. Lanes without an element are +0, which changes no sum
 #: that starts from +0: a short row's tree is the same with fewer lanes.
-HOPPER_ROW_TREE = Segment(8192, Lanes(1024, "neighbours"), "pairwise")
+HOPPER_LEAF, HOPPER_LANES = 8192, 1024
+HOPPER_ROW_TREE = Segment(HOPPER_LEAF, Lanes(HOPPER_LANES, "neighbours"), "pairwise")
 
 #: What each operation computes from a row x of n elements. S(t) is the sum of t along the tree by
 #: additions, Q(t) the sum of squares by fma(t, t, acc); max is exact; every other operation is

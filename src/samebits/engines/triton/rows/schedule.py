@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from samebits.contract.rows import HOPPER_LANES, HOPPER_LEAF
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
-#: The tree of rows on sm_90: lanes of a leaf, and elements of a leaf.
-LANES, LEAF = 1024, 8192
+#: Of the tree of rows on sm_90.
+LEAF, LANES = HOPPER_LEAF, HOPPER_LANES
 #: The longest row that a program keeps in its registers.
 LONGEST_TILE = 2 * LEAF
 #: Leaves that one program folds.

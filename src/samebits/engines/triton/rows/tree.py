@@ -12,10 +12,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-#: Lanes of a leaf, chunks of a leaf, elements of a leaf.
-LANES, CHUNKS, LEAF = 1024, 8, 8192
-#: Partial results that one program folds.
-FOLD = 8192
+from samebits.engines.triton.rows.schedule import LANES, LEAF
+
+_CHUNKS = tl.constexpr(LEAF // LANES)
 
 
 @triton.jit
@@ -53,8 +52,8 @@ def sum_chunks(chunks, FIRST: tl.constexpr, LAST: tl.constexpr, SQUARES: tl.cons
 @triton.jit
 def sum_row(chunks, C: tl.constexpr, SQUARES: tl.constexpr):
     """S (or Q) of rows of one or two leaves: C <= 16 chunks."""
-    if C > 8:
-        total = sum_chunks(chunks, 0, 8, SQUARES) + sum_chunks(chunks, 8, C, SQUARES)
+    if C > _CHUNKS:
+        total = sum_chunks(chunks, 0, _CHUNKS, SQUARES) + sum_chunks(chunks, _CHUNKS, C, SQUARES)
     else:
         total = sum_chunks(chunks, 0, C, SQUARES)
     return total
