@@ -122,3 +122,6 @@ def test_what_is_refused() -> None:
     with pytest.raises(DTypeError, match="in CPU memory"):
         ops.tan(x)
     assert ops.token_logprob(x, torch.tensor([8, -1]).cuda()).isnan().all()
+    cache = torch.ones(3, 4, dtype=x.dtype, device="cuda")
+    at = torch.tensor([3, -1]).cuda()
+    assert ops.rotary(x[:, None], cache, cache, positions=at).isnan().all()

@@ -21,7 +21,7 @@ def product(a, b):
 
 @triton.jit
 def rotary_kernel(
-    x, cos, sin, positions, y, s1, s2, groups, x0, x1, x2, c0, c1, c2, z0, z1, z2, second,
+    x, cos, sin, positions, y, s1, s2, groups, x0, x1, x2, c0, c1, c2, z0, z1, z2, second, limit,
     HALF: tl.constexpr, BLOCK: tl.constexpr, H: tl.constexpr, STEP: tl.constexpr,
     INTERLEAVED: tl.constexpr, SHARED: tl.constexpr, LOOKUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,8 @@ def rotary_kernel(
         x, y: vectors, y contiguous.
         cos, sin: factors with strides c and z; a pair's second element has its own
             `second` further.
-        positions: with LOOKUP, the row of the factors for (i, j), contiguous.
+        positions: with LOOKUP, the row of the factors for (i, j), contiguous; a row that is not
+            below `limit` counts as NaN.
         s1, s2: sizes of axes j and h; groups: programs that share the latter.
         STEP: distance of the factors of neighbouring pairs. SHARED: all h have the same factors.
     """
@@ -43,36 +44,40 @@ def rotary_kernel(
     d = tl.arange(0, BLOCK)
     here = (h < s2)[:, None] & (d < HALF)[None, :]
     h = h.to(tl.int64)
+    from_x = x + i * x0 + j * x1 + (h * x2)[:, None]
+    to_y = y + ((i * s1 + j) * s2 + h)[:, None] * (2 * HALF)
+    wide = tl.arange(0, 2 * BLOCK)[None, :]
+    here_wide = (h < s2)[:, None] & (wide < 2 * HALF)
     if INTERLEAVED:
-        first = (2 * d)[None, :]
-        apart = 1
+        a, b = tl.split(tl.reshape(tl.load(from_x + wide, here_wide), [H, BLOCK, 2]))
     else:
-        first = d[None, :]
-        apart = HALF
-    from_x = x + i * x0 + j * x1 + (h * x2)[:, None] + first
-    a = tl.load(from_x, here)
-    b = tl.load(from_x + apart, here)
+        a = tl.load(from_x + d[None, :], here)
+        b = tl.load(from_x + HALF + d[None, :], here)
     if LOOKUP:
-        row = tl.load(positions + i * s1 + j).to(tl.int64)
-        from_cos = cos + row * c1 + d * STEP
-        from_sin = sin + row * z1 + d * STEP
+        at = tl.load(positions + i * s1 + j).to(tl.int64)
+        known = ((d < HALF) & (at >= 0) & (at < limit))[None, :]
+        from_cos = (cos + at * c1 + d * STEP)[None, :]
+        from_sin = (sin + at * z1 + d * STEP)[None, :]
     else:
-        from_cos = cos + i * c0 + j * c1 + d * STEP
-        from_sin = sin + i * z0 + j * z1 + d * STEP
-    if SHARED:
-        from_cos, from_sin, known = from_cos[None, :], from_sin[None, :], (d < HALF)[None, :]
-    else:
-        from_cos = from_cos[None, :] + (h * c2)[:, None]
-        from_sin = from_sin[None, :] + (h * z2)[:, None]
+        known = (d < HALF)[None, :]
+        from_cos = (cos + i * c0 + j * c1 + d * STEP)[None, :]
+        from_sin = (sin + i * z0 + j * z1 + d * STEP)[None, :]
+    if not SHARED:
         known = here
-    c = tl.load(from_cos, known)
-    s = tl.load(from_sin, known)
-    to_y = y + ((i * s1 + j) * s2 + h)[:, None] * (2 * HALF) + first
-    tl.store(to_y, (product(a, c) - product(b, s)).to(y.dtype.element_ty), here)
+        from_cos += (h * c2)[:, None]
+        from_sin += (h * z2)[:, None]
+    c = tl.load(from_cos, known, float("nan"))
+    s = tl.load(from_sin, known, float("nan"))
+    first = (product(a, c) - product(b, s)).to(y.dtype.element_ty)
     if second:
-        c = tl.load(from_cos + second, known)
-        s = tl.load(from_sin + second, known)
-    tl.store(to_y + apart, (product(b, c) + product(a, s)).to(y.dtype.element_ty), here)
+        c = tl.load(from_cos + second, known, float("nan"))
+        s = tl.load(from_sin + second, known, float("nan"))
+    last = (product(b, c) + product(a, s)).to(y.dtype.element_ty)
+    if INTERLEAVED:
+        tl.store(to_y + wide, tl.reshape(tl.join(first, last), [H, 2 * BLOCK]), here_wide)
+    else:
+        tl.store(to_y + d[None, :], first, here)
+        tl.store(to_y + HALF + d[None, :], last, here)
 
 
 def rotary(
@@ -108,7 +113,7 @@ def rotary(
     launch(
         rotary_kernel, (j * groups, i),
         x, cos, sin, x if positions is None else positions, y, j, h, groups, *x.stride()[:3],
-        c0, c1, c2, z0, z1, z2, (1 if interleaved else d // 2) if full else 0,
+        c0, c1, c2, z0, z1, z2, (1 if interleaved else d // 2) if full else 0, len(cos),
         HALF=d // 2, BLOCK=block, H=share, STEP=2 if full and interleaved else 1,
         INTERLEAVED=interleaved, SHARED=c2 == z2 == 0, LOOKUP=positions is not None, PDL=x.is_cuda,
         num_warps=WARPS, pdl=x.is_cuda,
