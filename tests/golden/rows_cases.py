@@ -44,40 +44,27 @@ def cases() -> Iterator[Case]:
     """Every row operation: lengths of one leaf and of several, odd ones among them."""
     from samebits import ops
 
-    for n, dtype in ((1765, BF), (4096, HF), (9001, FP)):
-        x = numbers(n, 1 if dtype is FP else 2, n, dtype=dtype)
-        w, b = (numbers(seed, n, dtype=dtype) for seed in (1, 2))
+    for op, n, dtype in (("rms_norm", 1765, BF), ("layer_norm", 4096, HF), ("rms_norm", 9001, FP)):
+        x, w = numbers(n, 2, n, dtype=dtype), numbers(1, n, dtype=dtype)
         yield Case(
-            f"rms_norm {n} {dtype}", (x, w), lambda x, w: ops.rms_norm(x, w.shape, w, 1e-6),
-            lambda x, w, d=dtype: _contract("rms_norm", d, d).evaluate(x, w, eps=1e-6, out_dtype=d),
+            f"{op} {n}", (x, w), lambda x, w, op=op: getattr(ops, op)(x, w.shape, w, eps=1e-6),
+            lambda x, w, op=op, d=dtype: _contract(op, d, d).evaluate(x, w, eps=1e-6, out_dtype=d),
         )  # fmt: skip
+    for op, n, out in (("softmax", 1765, FP), ("log_softmax", 9001, BF)):
         yield Case(
-            f"layer_norm {n} {dtype}", (x, w, b), lambda x, w, b: ops.layer_norm(x, w.shape, w, b),
-            lambda x, w, b, d=dtype: _contract("layer_norm", d, d).evaluate(x, w, b, out_dtype=d),
+            f"{op} {n}", (numbers(n, 2, n, dtype=BF, spread=3),),
+            lambda x, op=op, o=out: getattr(ops, op)(x, dtype=o),
+            lambda x, op=op, o=out: _contract(op, BF, o).evaluate(x, out_dtype=o),
         )  # fmt: skip
-    for n, dtype, out in ((1765, BF, FP), (9001, BF, BF)):
-        x = numbers(n, 1, n, dtype=dtype, spread=3)
-        for op in ("softmax", "log_softmax"):
-            yield Case(
-                f"{op} {n} {dtype}", (x,), lambda x, op=op, o=out: getattr(ops, op)(x, dtype=o),
-                lambda x, op=op, d=dtype, o=out: _contract(op, d, o).evaluate(x, out_dtype=o),
-            )  # fmt: skip
-    for n in (77, 5000, 20011):
-        x = numbers(n, 32, n, dtype=BF, spread=3)
-        for op, run in (
-            ("sum", lambda x: ops.sum(x, -1, dtype=FP)),
-            ("mean", lambda x: ops.mean(x, -1, dtype=FP)),
-            ("norm", lambda x: ops.vector_norm(x, 2, -1, dtype=FP)),
-        ):  # fmt: skip
-            exact = lambda x, op=op: _contract(op, BF, FP).evaluate(x)  # noqa: E731
-            yield Case(f"{op} {n}", (x,), run, exact)
-        y = x.float()
-        for op in ("var", "std", "logsumexp"):
-            run = lambda x, op=op: getattr(ops, op)(x, -1)  # noqa: E731
-            exact = lambda x, op=op: _contract(op, FP, FP).evaluate(x)  # noqa: E731
-            yield Case(f"{op} {n}", (y,), run, exact)
-        ids = torch.arange(32) * 2
+    for op, n in (("sum", 77), ("var", 77), ("logsumexp", 5000), ("sum", 20011), ("std", 20011)):
         yield Case(
-            f"token_logprob {n}", (x, ids), lambda x, ids: ops.token_logprob(x, ids, dtype=FP),
-            lambda x, ids: _contract("log_softmax", BF, FP).evaluate(x)[torch.arange(32), ids],
+            f"{op} {n}", (numbers(n, 64, n, dtype=FP, spread=3),),
+            lambda x, op=op: getattr(ops, op)(x, -1),
+            lambda x, op=op: _contract(op, FP, FP).evaluate(x),
         )  # fmt: skip
+    ids = torch.arange(64) * 300
+    yield Case(
+        "token_logprob 20011", (numbers(5, 64, 20011, dtype=BF, spread=3), ids),
+        lambda x, ids: ops.token_logprob(x, ids, dtype=FP),
+        lambda x, ids: _contract("log_softmax", BF, FP).evaluate(x)[torch.arange(64), ids],
+    )  # fmt: skip
