@@ -13,6 +13,7 @@ from samebits.ops.conv import (
 )
 from samebits.ops.embedding_bag import embedding_bag
 from samebits.ops.linear import linear
+from samebits.ops.linear.scaled import scaled_linear
 from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
 from samebits.ops.moe import grouped_linear, moe, moe_combine, router_topk
 from samebits.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
@@ -163,6 +164,7 @@ __all__ = [
     "router_topk",
     "rsqrt",
     "sample",
+    "scaled_linear",
     "scatter_add",
     "scatter_reduce",
     "segment_reduce",

@@ -13,6 +13,7 @@ from interpreter import INTERPRETED
 from samebits import bits, contract_of, ops
 from samebits.errors import ContractError, DTypeError, ShapeError
 from samebits.ops.linear.operands import cuda_products
+from samebits.ops.linear.scaled import scaling_of
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 GPU = pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
@@ -165,3 +166,28 @@ def test_more_elements_than_32_bits_count() -> None:
     w = operand("bf16", 8, 2**15, seed=2).cuda()
     x[-1] = operand("bf16", 2**15, seed=1).cuda()
     assert bits.equal(ops.linear(x, w)[-1:], ops.linear(x[-1:].clone(), w))
+
+
+@pytest.mark.parametrize("scaling", ["row", "block"])
+@pytest.mark.parametrize("shape", [(7, 300), (2, 3, 300), (0, 300)])
+def test_scaled_fp8(scaling: str, shape: tuple[int, ...]) -> None:
+    n, k = 150, 300
+    x, w = operand("e4m3", *shape, seed=1), operand("e4m3", n, k, seed=2)
+    b = operand("bf16", n, seed=3)
+    leaves = 1 if scaling == "row" else 3
+    xs = operand("fp32", *shape[:-1], leaves, seed=4)
+    ws = operand("fp32", n if scaling == "row" else 2, leaves, seed=5)
+    agreed = contract_of("linear", n=n, k=k, dtype="e4m3", scaling=scaling, device="sm_90")
+    want = agreed.evaluate(x, w, b, "bf16", x_scale=xs, w_scale=ws)
+    assert scaling_of(x, w, xs, ws, b) == scaling
+    if INTERPRETED:
+        m = want.numel() // n
+        flat = x.reshape(m, k), w, xs.reshape(m, leaves), ws, b
+        y = cuda_products().scaled(*flat, torch.bfloat16, scaling).view(want.shape)
+    else:
+        y = ops.scaled_linear(x.cuda(), w.cuda(), xs.cuda(), ws.cuda(), b.cuda()).cpu()
+    assert bits.equal(y, want)
+    with pytest.raises(ShapeError, match="weight_scale"):
+        scaling_of(x, w, xs, ws[1:], b)
+    with pytest.raises(DTypeError, match="on CUDA only"):
+        ops.scaled_linear(x, w, xs, ws)

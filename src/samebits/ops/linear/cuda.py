@@ -139,6 +139,8 @@ def scaled(
     n, k = weight.shape
     known = _known("linear", x, n, k, out_dtype, tree, scaling)
     y = torch.empty((x.shape[0], n), dtype=out_dtype, device=x.device)
+    if y.numel() == 0:
+        return y
     c = None if bias is None else bias.expand(y.shape)
     schedule = known.row.own_at(y.shape[0])
     assert isinstance(schedule, GemmSchedule)

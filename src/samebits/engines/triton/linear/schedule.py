@@ -86,7 +86,9 @@ def fitting(
         wide = {"block_n": max(s.block_n, 64)} if s.swap else {"block_m": max(s.block_m, 64)}
         s = replace(s, warps=max(s.warps, 4), **wide)
     if contract.scaling != "none":
-        s = replace(s, persistent=False, specialized=False)
+        s = replace(
+            s, tma=s.tma or s.persistent or s.specialized, persistent=False, specialized=False
+        )
     pairwise = getattr(contract.tree, "fold", "ascending") == "pairwise"
     split = (s.split or (s.specialized and pairwise)) and contract.scaling != "block"
     split = split and 1 < leaves <= LONGEST_SPLIT
@@ -100,48 +102,59 @@ def fitting(
     return replace(s, block_k=block_k, stages=stages, split=split)
 
 
+#: Tiles that leave processors idle if they are too large: from the smallest to the largest.
+_SMALL = (
+    GemmSchedule(block_m=16, block_n=64, block_k=256, stages=4, swap=True),
+    GemmSchedule(block_m=32, block_n=64, block_k=128, stages=5, swap=True),
+    GemmSchedule(block_m=64, block_n=64, block_k=128, stages=4, swap=True),
+    GemmSchedule(block_m=128, block_n=64, block_k=128, stages=4, tma=True),
+)
+#: Tiles for more work than one wave, and the time of one, the first one's being 1 (an H200).
+_LARGE = (
+    (GemmSchedule(block_m=128, block_n=64, block_k=64, stages=5, swap=True, tma=True), 1.0),
+    (GemmSchedule(block_m=128, block_n=128, block_k=64, warps=8, stages=5, persistent=True), 1.75),
+    (GemmSchedule(block_m=128, block_n=256, block_k=64, warps=8, stages=4, persistent=True), 3.2),
+)
+
+
 def default(key: ScheduleKey, bucket: int) -> GemmSchedule:
     """A decent schedule for a bucket of rows: a pure function of the weight's shape and dtype.
 
-    Few rows: the time is that of reading the weight, so its tiles are small and there are many of
-    them, each with 128 KiB in flight. Many rows: the largest tiles that still fill the chip.
+    Few rows: the time is that of reading the weight, so the smallest tiles that make one wave, with
+    a CTA for every leaf if that fits too. Many rows: the tile whose waves take the least time.
 
     Args:
         key: the key of the weight.
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
     m = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
-    n, k = key.n or 1, key.k or 1
-    size = FORMATS[key.dtype].bits // 8
+    n = key.n or 1
     if key.dtype == "fp32":
         return _fma(m, n)
-    split = key.tree.startswith(("split", "balanced"))
-    if m <= 16:
-        return GemmSchedule(
-            block_m=16, block_n=64, block_k=_block_k(512 // size, k), swap=True, split=split
-        )
-    if m <= 64:
-        return GemmSchedule(
-            block_m=32, block_n=64, block_k=_block_k(256 // size, k), stages=5, swap=True,
-            split=split,
-        )  # fmt: skip
-    for tile in (
-        GemmSchedule(block_m=128, block_n=256, block_k=64, warps=8, stages=3, persistent=True),
-        GemmSchedule(block_m=128, block_n=128, block_k=64, warps=8, stages=5, persistent=True),
-        GemmSchedule(block_m=128, block_n=64, block_k=64, stages=5, swap=True),
-        GemmSchedule(block_m=64, block_n=64, block_k=128, swap=True),
-    ):
-        tiles = -(-m // tile.block_m) * -(-n // tile.block_n)
-        if tiles >= PROCESSORS * 3 // 4:
-            return tile
-    return replace(tile, split=split)
+    size = FORMATS[key.dtype].bits // 8
+    leaves = _leaves(key.tree)
+    small = [s for s in _SMALL if s.block_m < 2 * max(m, 9)]
+    for parts in dict.fromkeys((leaves, 1)):
+        for s in small:
+            if _tiles(s, m, n) * parts <= PROCESSORS:
+                return replace(s, block_k=s.block_k * 2 // size, split=parts > 1)
+    if m <= small[-1].block_m:
+        s = small[-1]
+    else:
+        # Two accumulators of 128 x 256 do not fit into the registers.
+        fitting_tiles = _LARGE if key.tree == "chain" else _LARGE[:2]
+        s = min(fitting_tiles, key=lambda c: c[1] * -(-_tiles(c[0], m, n) // PROCESSORS))[0]
+    return replace(s, block_k=s.block_k * 2 // size)
 
 
-def _block_k(wanted: int, k: int) -> int:
-    """At most `wanted`, and not much longer than k itself."""
-    while wanted > 32 and wanted // 2 >= k:
-        wanted //= 2
-    return wanted
+def _tiles(s: GemmSchedule, m: int, n: int) -> int:
+    return -(-m // s.block_m) * -(-n // s.block_n)
+
+
+def _leaves(tree: str) -> int:
+    """Leaves of a tree that may have a CTA each; 1 where that is not worth it."""
+    kind, _, parts = tree.partition("(")
+    return int(parts.rstrip(")")) if kind in ("split", "balanced") and parts[:-1].isdigit() else 1
 
 
 def _fma(m: int, n: int) -> GemmSchedule:
