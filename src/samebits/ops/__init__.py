@@ -11,6 +11,7 @@ from samebits.ops.conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
+from samebits.ops.embedding import embedding
 from samebits.ops.embedding_bag import embedding_bag
 from samebits.ops.linear import linear
 from samebits.ops.linear.scaled import scaled_linear
@@ -124,6 +125,7 @@ __all__ = [
     "cumsum",
     "dot",
     "elu",
+    "embedding",
     "embedding_bag",
     "erf",
     "erfc",

@@ -11,6 +11,7 @@ from interpreter import INTERPRETED
 from samebits import bits
 from samebits.engines.cpu import order as cpu
 from samebits.engines.triton import scatter
+from samebits.engines.triton.scatter import bags
 from samebits.ops import scatter as ops
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -51,6 +52,22 @@ def test_narrow(dtype: torch.dtype) -> None:
     acc[::7] = float("nan")
     acc[::11] = -float("nan")
     assert bits.equal(scatter.narrow(acc.to(DEVICE), dtype).cpu(), cpu.narrow(acc, dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags(dtype: torch.dtype, mode: int, weighted: bool) -> None:
+    weight = values(1, 20, 40, dtype=dtype)
+    weight[3, 5] = float("nan")
+    indices = torch.randint(0, 20, (60,), generator=torch.Generator().manual_seed(2))
+    edges = torch.tensor([0, 0, 7, 8, 40, 60])
+    factors = values(3, 60, dtype=dtype) if weighted and mode == 0 else None
+    want = cpu.embedding_bag(weight, indices, edges, mode, factors, 4)
+    there = [t if t is None else t.to(DEVICE) for t in (weight, indices, edges, factors)]
+    got = bags.embedding_bag(*there[:3], mode, there[3], 4)
+    for a, b in zip(got, want, strict=True):
+        assert bits.equal(a.cpu(), b)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="public operations take CUDA tensors")

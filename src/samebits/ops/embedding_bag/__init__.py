@@ -50,7 +50,7 @@ def embedding_bag(
         ShapeError, DTypeError: operands do not fit.
         IndexError: an index or offset is out of range.
     """
-    if weight.dtype not in DTYPE_CODE or weight.device.type != "cpu":
+    if weight.dtype not in DTYPE_CODE or weight.device.type not in ("cpu", "cuda"):
         raise DTypeError(
             f"embedding_bag: weight of {weight.dtype} on {weight.device} is not covered"
         )
@@ -75,7 +75,7 @@ def embedding_bag(
         raise IndexError(f"embedding_bag: an index is outside 0..{rows - 1}")
     edges = offsets.to(torch.int64)
     if not include_last_offset:
-        edges = torch.cat([edges, torch.tensor([n])])
+        edges = torch.cat([edges, edges.new_tensor([n])])
     if edges.numel() and (
         int(edges[0]) != 0 or int(edges[-1]) > n or bool((edges.diff() < 0).any())
     ):
@@ -84,8 +84,11 @@ def embedding_bag(
         raise ShapeError("embedding_bag: include_last_offset needs at least one offset")
     if weight.shape[1] > 1 and weight.stride(1) != 1:
         weight = weight.contiguous()
-    out, counts, chosen = engine.embedding_bag(
+    run = engine.embedding_bag
+    if weight.is_cuda:
+        from samebits.engines.triton.scatter.bags import embedding_bag as run
+    out, counts, chosen = run(
         weight, indices, edges.contiguous(), MODES.index(mode), per_sample_weights, padding_idx
     )
-    bag_of = torch.arange(edges.numel() - 1).repeat_interleave(edges.diff())
+    bag_of = torch.arange(edges.numel() - 1, device=edges.device).repeat_interleave(edges.diff())
     return Bags(out, bag_of, counts, chosen)

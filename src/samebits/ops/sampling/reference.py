@@ -52,7 +52,7 @@ def sample_row(
     if not temperature > 0 or top_k == 1:
         return best(x, everything), np.zeros((), np.float32)
     z = nx.div32(x, np.float32(temperature))
-    if not np.isfinite(m := np.max(z)):
+    if not np.isfinite(np.max(z)):
         return best(z, everything), nx.CANONICAL_NAN
     left, mass = kept(z, top_k, top_p, min_p)
     noise = gumbel(token_words(seed, position, len(z)))

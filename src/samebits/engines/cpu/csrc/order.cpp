@@ -96,6 +96,7 @@ inline A combine(Combine op, A acc, A v) {
   }
 }
 
+inline float to_float(float v) { return v; }
 inline double to_float(double v) { return v; }
 
 template <class A, class T>
