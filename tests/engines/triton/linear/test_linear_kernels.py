@@ -121,6 +121,14 @@ def test_strides_offsets_and_odd_lengths(dtype: str) -> None:
         check(agreed, KINDS, left, right)
 
 
+def test_strides_that_need_64_bits() -> None:
+    x = torch.zeros(3 << 21, dtype=torch.bfloat16).as_strided((3, 40), ((1 << 21), 1))
+    x.copy_(operand("bf16", 3, 40, seed=1))
+    w = operand("bf16", 24, 40, seed=2)
+    check(contract("bf16", Chain()), KINDS[:3], x, w)
+    check(contract("bf16", Chain()), KINDS[:1], w, x)
+
+
 def test_batches() -> None:
     agreed = contract("bf16", Chain())
     a, b = operand("bf16", 3, 17, 136, seed=1), operand("bf16", 3, 136, 24, seed=2)

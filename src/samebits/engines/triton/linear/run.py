@@ -33,7 +33,7 @@ MOST = 2**31 - 1024
 #: Plans that are kept: launches made ready for operands of given strides.
 _MOST_PLANS = 8192
 #: In elements: from this stride on, an offset inside a tile may not fit into 32 bits.
-WIDE_FROM = 1 << 23
+WIDE_FROM = 1 << 21
 
 
 @dataclass(frozen=True)

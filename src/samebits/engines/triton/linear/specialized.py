@@ -225,4 +225,5 @@ def place(row, col):
     r = row[:, None]
     c = col[None, :]
     thread = r // 16 * 32 + r % 8 * 4 + c % 8 // 2
-    return (c // 8 * 2 + r // 8 % 2) * 256 + thread * 2 + c % 2
+    at = (c // 8 * 2 + r // 8 % 2) * 256 + thread * 2 + c % 2
+    return gl.max_contiguous(at, [1, 2])
