@@ -61,7 +61,9 @@ def test_slots_are_sorted_stably(slots: int, experts: int) -> None:
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("s", [SWAPPED, WIDE, TMA])
-@pytest.mark.parametrize("n, k, tree", [(70, 200, None), (40, 1152, "split(4)")])
+@pytest.mark.parametrize(
+    "n, k, tree", [(70, 200, None), (40, 1152, "split(4)"), (40, 900, "balanced(8)")]
+)
 def test_product_is_the_contract(
     dtype: torch.dtype, s: GroupedSchedule, n: int, k: int, tree: str | None
 ) -> None:

@@ -12,7 +12,8 @@ from typing import Literal
 
 import torch
 
-from samebits.errors import DTypeError, SamebitsError, ShapeError
+from samebits.contract import Lanes, Tree
+from samebits.errors import ContractError, DTypeError, SamebitsError, ShapeError
 from samebits.ops.moe import cpu
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -84,11 +85,12 @@ def grouped_linear(
     out_dtype: torch.dtype | None = None,
     x_scale: torch.Tensor | None = None,
     w_scale: torch.Tensor | None = None,
+    tree: Tree | str | None = None,
 ) -> torch.Tensor:
     """``x[i] @ weight[ids[i]].T``: every row with the weight that it picks.
 
-    The contract is that of `linear` with one expert's weight [N, K]: a row has the bits that
-    ``linear(x[i], weight[ids[i]])`` gives.
+    The contract is that of `linear` with one expert's weight [N, K] and one tree for all sizes
+    (``chain`` on a GPU): a row has the bits of ``linear(x[i], weight[ids[i]], tree="chain")``.
 
     Args:
         x: [M, K] float32, bfloat16 or float16; float8_e4m3fn on a GPU.
@@ -102,6 +104,8 @@ def grouped_linear(
         out_dtype: of the result: dtype of x (bfloat16 for fp8), or float32 for the accumulators.
         x_scale, w_scale: float32 scales of fp8 operands: [M, 1] and [E, N, 1], one a row, or
             [M, ceil(K / 128)] and [E, ceil(N / 128), ceil(K / 128)], one a block.
+        tree: on a GPU, another tree than the chain, e.g. "balanced(8)" for weights that
+            tensor-parallel ranks share.
 
     Returns:
         [M, N], or [M, k, N] for two-dimensional `ids`.
@@ -109,6 +113,7 @@ def grouped_linear(
     Raises:
         ShapeError, DTypeError: operands do not fit.
         IndexError: an id is too large (CPU).
+        ContractError: no contract has this tree.
     """
     kinds = (*FLOATS, *FP8) if x.is_cuda else FLOATS
     _plain("grouped_linear", kinds, x=x, weight=weight)
@@ -136,7 +141,9 @@ def grouped_linear(
     if x.is_cuda:
         from samebits.ops.moe import cuda
 
-        return cuda.grouped_linear(x, weight, ids, offsets, bias, out_dtype, x_scale, w_scale)
+        return cuda.grouped_linear(x, weight, ids, offsets, bias, out_dtype, x_scale, w_scale, tree)
+    if tree is not None and str(tree) != str(Lanes(16)):
+        raise ContractError(f"grouped_linear: on a CPU the tree is {Lanes(16)}, not {tree}")
     if x_scale is not None or w_scale is not None:
         raise DTypeError("grouped_linear: scales are for fp8 operands, on a GPU")
     return cpu.grouped_linear(x, weight, ids, offsets, bias, out_dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samebits.contract import ContractKey, LinearContract
+from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
 from samebits.engines.triton import device_class
 from samebits.engines.triton.grouped import combine as combining
@@ -27,12 +27,14 @@ def _plan(
     slots: int,
     out_dtype: torch.dtype,
     scaling: str | None = None,
+    tree: Tree | str | None = None,
 ) -> tuple[LinearContract, GroupedSchedule]:
     """The contract of one expert's weight, and the schedule for so many slots."""
     experts, n, k = weight.shape
     key = ContractKey(
         op="grouped_linear", dtype=dtype_name(x.dtype), out_dtype=dtype_name(out_dtype),
         device=device_class(x.device.index), n=n, k=k, scaling=scaling,
+        tree=None if tree is None else str(tree),
     )  # fmt: skip
     contract = contract_for(key)
     schedule = row_for(key, experts=experts).at(max(1, slots))
@@ -49,6 +51,7 @@ def grouped_linear(
     out_dtype: torch.dtype,
     x_scale: torch.Tensor | None,
     w_scale: torch.Tensor | None,
+    tree: Tree | str | None = None,
 ) -> torch.Tensor:
     experts, n, _ = weight.shape
     scaling = _scaling(x, weight, x_scale, w_scale)
@@ -63,7 +66,7 @@ def grouped_linear(
         groups = routing.group_slots(ids.reshape(-1).contiguous(), experts)
         slots_per_row, shape = (ids.shape[1] if ids.dim() == 2 else 1), ids.shape
     y = run.grouped_linear(
-        *_plan(x, weight, shape.numel(), out_dtype, scaling), x, weight, groups,
+        *_plan(x, weight, shape.numel(), out_dtype, scaling, tree), x, weight, groups,
         out_dtype=out_dtype, bias=bias, x_scale=x_scale, w_scale=w_scale,
         slots_per_row=slots_per_row, scatter=ids is not None,
     )  # fmt: skip

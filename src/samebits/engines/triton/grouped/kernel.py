@@ -13,15 +13,16 @@ import triton.language as tl
 
 from samebits.engines.triton.functions import silu
 from samebits.engines.triton.grouped.tiles import blank_unused, load_edges, tile_of
+from samebits.engines.triton.linear.tile import largest_half
 
 
 @triton.jit
 def grouped_linear_kernel(
     x, weight, bias, x_scale, w_scale, out, order, edges,
-    n, k, experts, slots_per_row, leaf, leaves,
+    n, k, experts, slots_per_row, leaf,
     stride_x, stride_expert, stride_weight, stride_k, stride_bias,
     stride_x_scale, stride_expert_scale, stride_w_scale, stride_out,
-    GROUPS: tl.constexpr, SCALING: tl.constexpr,
+    GROUPS: tl.constexpr, LEAVES: tl.constexpr, PAIRWISE: tl.constexpr, SCALING: tl.constexpr,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     SWAP: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
@@ -34,7 +35,7 @@ def grouped_linear_kernel(
         w_scale: SCALING "row": [experts, n]; "block": [experts, ceil(n / 128), ceil(k / 128)].
         order, edges: of `routing.Groups`. Sorted place p holds slot order[p].
         slots_per_row: GATHER: place p reads row order[p] // slots_per_row of x, else row p.
-        leaf: length of each of the tree's `leaves` along k, which are folded ascending.
+        leaf: length of each of the tree's LEAVES along k, which are folded ascending or PAIRWISE.
         SCATTER: place p is stored to row order[p] of out, else to row p.
         GATED: the weight's upper half is the gate, its lower half what the gate opens: output
             column c is silu(gate column c) * column c, each rounded to the type of out as separate
@@ -84,12 +85,10 @@ def grouped_linear_kernel(
             x_at, w_at, xs_at, ws_at, k, SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K
         )  # fmt: skip
     else:
-        acc = _chain(x_at, w_at, 0, min(leaf, k), stride_k, SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K)
-        for start in range(leaf, leaf * leaves, leaf):
-            acc += _chain(
-                x_at, w_at, start, min(start + leaf, k), stride_k,
-                SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
+        acc = _folded(
+            x_at, w_at, k, stride_k, leaf, 0, LEAVES, PAIRWISE,
+            SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     if SWAP:
         acc = tl.trans(acc)
     if SCALING == "row":
@@ -128,15 +127,44 @@ def _operands(
 
 
 @triton.jit
-def _chain(
-    x_at, w_at, start, stop, stride_k, SWAP: tl.constexpr, WHOLE: tl.constexpr,
+def _folded(
+    x_at, w_at, k, stride_k, leaf,
+    FIRST: tl.constexpr, LEAVES: tl.constexpr, PAIRWISE: tl.constexpr,
+    SWAP: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One leaf: fp32 [BLOCK_M, BLOCK_N], or its transpose if SWAP."""
+    """LEAVES leaves from the FIRST on, folded: fp32 [BLOCK_M, BLOCK_N]; transposed if SWAP."""
+    if LEAVES > 1 and PAIRWISE:
+        half: tl.constexpr = largest_half(LEAVES)
+        total = _folded(
+            x_at, w_at, k, stride_k, leaf, FIRST, half, True,
+            SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        total += _folded(
+            x_at, w_at, k, stride_k, leaf, FIRST + half, LEAVES - half, True,
+            SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        total = _chain(x_at, w_at, k, stride_k, leaf, FIRST, SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K)
+        if LEAVES > 1:
+            for index in range(FIRST + 1, FIRST + LEAVES):
+                total += _chain(
+                    x_at, w_at, k, stride_k, leaf, index, SWAP, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K
+                )
+    return total
+
+
+@triton.jit
+def _chain(
+    x_at, w_at, k, stride_k, leaf, index, SWAP: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The index-th leaf."""
     shape: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N)
     acc = tl.zeros(shape, tl.float32)
-    for k in range(start, stop, BLOCK_K):
-        a, b = _operands(x_at, w_at, k, stop, stride_k, SWAP, WHOLE, BLOCK_K)
+    stop = min(index * leaf + leaf, k)
+    for at in range(index * leaf, stop, BLOCK_K):
+        a, b = _operands(x_at, w_at, at, stop, stride_k, SWAP, WHOLE, BLOCK_K)
         acc = tl.dot(a, b, acc, input_precision="ieee", out_dtype=tl.float32)
     return acc
 

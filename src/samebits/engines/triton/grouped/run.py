@@ -9,7 +9,7 @@ import torch
 import triton
 from msgspec.structs import replace
 
-from samebits.contract import Chain, LinearContract, Segment, Split
+from samebits.contract import Balanced, Chain, LinearContract, Segment, Split
 from samebits.contract.tree import cut
 from samebits.engines.triton.grouped.kernel import grouped_linear_kernel
 from samebits.engines.triton.grouped.persistent import grouped_persistent_kernel
@@ -18,20 +18,29 @@ from samebits.engines.triton.grouped.schedule import GroupedSchedule
 from samebits.engines.triton.launch import descriptor, launch
 from samebits.errors import ContractError
 
+#: Leaves of a pairwise fold: every one is a loop of its own in the kernel.
+LONGEST_PAIRWISE = 16
 
-def leaves_of(contract: LinearContract, k: int) -> tuple[int, int]:
-    """(length, number) of the tree's leaves over k elements.
+
+def leaves_of(contract: LinearContract, k: int) -> tuple[int, int, bool]:
+    """Length and number of the tree's leaves over k elements, and whether it folds them pairwise.
 
     Raises:
         ContractError: a tree that the kernel does not fold.
     """
     tree = contract.tree
     if isinstance(tree, Chain) or k == 0:
-        return max(k, 1), 1
-    if isinstance(tree, Segment | Split) and tree.fold == "ascending":
-        leaves = cut(tree, 0, k)
-        return leaves[0][1] - leaves[0][0], len(leaves)
-    raise ContractError(f"grouped products fold no {tree}: use a chain, a split or a segment")
+        return max(k, 1), 1, False
+    if not isinstance(tree, Segment | Split | Balanced) or tree.leaf != Chain():
+        raise ContractError(f"grouped products fold no {tree}: leaves are chains")
+    leaves = cut(tree, 0, k)
+    pairwise = tree.fold == "pairwise" and len(leaves) > 2
+    if pairwise and len(leaves) > LONGEST_PAIRWISE:
+        raise ContractError(
+            f"grouped products fold up to {LONGEST_PAIRWISE} leaves pairwise, and {tree} has "
+            f"{len(leaves)} for k = {k}"
+        )
+    return leaves[0][1] - leaves[0][0], len(leaves), pairwise
 
 
 def grouped_linear(
@@ -71,7 +80,7 @@ def grouped_linear(
     columns = n // 2 if gated else n
     slots = groups.order.numel()
     out = torch.empty(slots, columns, dtype=out_dtype, device=x.device)
-    leaf, leaves = leaves_of(contract, k)
+    leaf, leaves, pairwise = leaves_of(contract, k)
     s = schedule
     if s.persistent and not fits_persistent(contract, x, weight, columns):
         s = replace(s, persistent=False, block_n=128)
@@ -98,12 +107,13 @@ def grouped_linear(
         grouped_linear_kernel,
         (most * triton.cdiv(columns, width),),
         x, weight, bias, x_scale, w_scale, out, groups.order, groups.edges,
-        n, k, experts, slots_per_row or 1, leaf, leaves,
+        n, k, experts, slots_per_row or 1, leaf,
         x.stride(0), *weight.stride(), bias_stride,
         0 if x_scale is None else x_scale.stride(0),
         0 if w_scale is None else w_scale.stride(0),
         0 if w_scale is None else w_scale.stride(1),
         out.stride(0),
+        LEAVES=1 if contract.scaling == "block" else leaves, PAIRWISE=pairwise,
         SCALING=contract.scaling, GATHER=slots_per_row is not None, SWAP=s.swap,
         WHOLE=k % s.block_k == 0 and leaf % s.block_k == 0,
         **shared,
