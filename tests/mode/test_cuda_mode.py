@@ -143,9 +143,7 @@ REFUSED: dict[str, Function] = {
     "fp32 attention": lambda x: F.scaled_dot_product_attention(*(x.view(1, 1, 8, 16),) * 3),
     "float64 sum": lambda x: x.double().sum(-1),
     "median": lambda x: x.median(-1)[1],
-    "max pool backward": lambda x: torch.autograd.grad(
-        F.max_pool2d(x[None, None].requires_grad_(), 2).sum(), [x]
-    )[0],
+    "max pool backward": lambda x: F.max_pool2d(x[None, None].requires_grad_(), 2).sum().backward(),
 }
 
 
