@@ -9,7 +9,7 @@ import triton.language as tl
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.reduce import reduce_rows
 from samebits.engines.triton.rows.schedule import LONGEST_TILE, RowSchedule, width_of
-from samebits.engines.triton.rows.tree import begin, load_chunks, row_starts, sum_row
+from samebits.engines.triton.rows.tree import begin, load_chunks, overlaps, row_starts, sum_row
 
 
 @triton.jit
@@ -140,15 +140,17 @@ def norm(
         return _long(x, residual, weight, bias, eps, y, centred)
     total = None if residual is None else torch.empty_like(y)
     share, width = schedule.rows, width_of(n)
+    programs = triton.cdiv(rows, share)
+    pdl = overlaps(x, programs)
     launch(
-        norm_tile_kernel, (triton.cdiv(rows, share),),
+        norm_tile_kernel, (programs,),
         x, x if residual is None else residual, x if weight is None else weight,
         x if bias is None else bias, y, y if total is None else total, rows, inner,
         x.stride(0), x.stride(1), 0 if residual is None else residual.stride(0),
         0 if residual is None else residual.stride(1), eps,
         N=n, W=width, C=triton.cdiv(n, width), R=share, CENTRED=centred,
         RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-        PDL=x.is_cuda, num_warps=schedule.num_warps, pdl=x.is_cuda,
+        PDL=pdl, num_warps=schedule.num_warps, pdl=pdl,
     )  # fmt: skip
     return y, total
 
@@ -168,11 +170,13 @@ def _long(
     rows, n = x.shape
     mean = reduce_rows("mean", x, torch.float32) if centred else None
     squares = reduce_rows("mean_square", x, torch.float32, mean=mean)
+    blocks = triton.cdiv(n, 2048)
+    pdl = overlaps(x, rows * blocks)
     launch(
-        norm_apply_kernel, (rows, triton.cdiv(n, 2048)),
+        norm_apply_kernel, (rows, blocks),
         x, x if weight is None else weight, x if bias is None else bias, y,
         squares if mean is None else mean, squares, x.stride(0), eps, n,
         W=2048, CENTRED=centred, WEIGHT=weight is not None, BIAS=bias is not None,
-        PDL=x.is_cuda, num_warps=4, pdl=x.is_cuda,
+        PDL=pdl, num_warps=4, pdl=pdl,
     )  # fmt: skip
     return y, total

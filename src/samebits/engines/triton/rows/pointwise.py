@@ -9,7 +9,7 @@ import triton.language as tl
 from samebits.engines.triton import functions
 from samebits.engines.triton import functions_bf16 as bf16
 from samebits.engines.triton.launch import launch
-from samebits.engines.triton.rows.tree import begin
+from samebits.engines.triton.rows.tree import begin, overlaps
 
 #: Functions of one argument that have a kernel.
 FUNCTIONS = frozenset({"silu", "sigmoid", "gelu", "gelu_tanh"})
@@ -72,9 +72,11 @@ def unary(name: str, x: torch.Tensor) -> torch.Tensor:
         x = y.copy_(x)
     n = x.numel()
     block = block_for(n)
+    blocks = triton.cdiv(n, block)
+    pdl = overlaps(x, blocks)
     launch(
-        unary_kernel, (triton.cdiv(n, block),), x, y, n,
-        F=name, BLOCK=block, PDL=x.is_cuda, num_warps=WARPS, pdl=x.is_cuda,
+        unary_kernel, (blocks,), x, y, n,
+        F=name, BLOCK=block, PDL=pdl, num_warps=WARPS, pdl=pdl,
     )  # fmt: skip
     return y
 
@@ -87,9 +89,10 @@ def gated(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         rows, n = 1, rows * n
     block = block_for(rows * n)
     blocks = triton.cdiv(n, block)
+    pdl = overlaps(gate, rows * blocks)
     launch(
         gated_kernel, (rows * blocks,), gate, up, y, n, blocks, gate.stride(0), up.stride(0),
-        F=name, BLOCK=block, ONE_ROW=rows == 1, PDL=gate.is_cuda, num_warps=WARPS,
-        pdl=gate.is_cuda,
+        F=name, BLOCK=block, ONE_ROW=rows == 1, PDL=pdl, num_warps=WARPS,
+        pdl=pdl,
     )  # fmt: skip
     return y

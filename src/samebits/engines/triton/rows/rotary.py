@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.launch import launch
-from samebits.engines.triton.rows.tree import begin
+from samebits.engines.triton.rows.tree import begin, overlaps
 
-#: Pairs of elements that one program turns.
-PAIRS, WARPS = 1024, 4
+#: Pairs of elements that one program turns, at most: many, for they wait for one position.
+PAIRS, WARPS = 4096, 4
 
 
 @triton.jit
@@ -110,12 +110,13 @@ def rotary(
     block = triton.next_power_of_2(d // 2)
     share = max(1, min(PAIRS // block, triton.next_power_of_2(h)))
     groups = triton.cdiv(h, share)
+    pdl = overlaps(x, i * j * groups)
     launch(
         rotary_kernel, (j * groups, i),
         x, cos, sin, x if positions is None else positions, y, j, h, groups, *x.stride()[:3],
         c0, c1, c2, z0, z1, z2, (1 if interleaved else d // 2) if full else 0, len(cos),
         HALF=d // 2, BLOCK=block, H=share, STEP=2 if full and interleaved else 1,
-        INTERLEAVED=interleaved, SHARED=c2 == z2 == 0, LOOKUP=positions is not None, PDL=x.is_cuda,
-        num_warps=WARPS, pdl=x.is_cuda,
+        INTERLEAVED=interleaved, SHARED=c2 == z2 == 0, LOOKUP=positions is not None, PDL=pdl,
+        num_warps=WARPS, pdl=pdl,
     )  # fmt: skip
     return y

@@ -14,7 +14,14 @@ import triton.language as tl
 from samebits.engines.triton.functions import exp_flush, exp_of_negative, log
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import LEAF, RowSchedule, leaves_of, width_of
-from samebits.engines.triton.rows.tree import begin, fold_pairs, load_chunks, max_chunks, sum_row
+from samebits.engines.triton.rows.tree import (
+    begin,
+    fold_pairs,
+    load_chunks,
+    max_chunks,
+    overlaps,
+    sum_row,
+)
 
 
 @triton.jit
@@ -148,17 +155,20 @@ def softmax(
     chunks = triton.cdiv(min(n, LEAF), width)
     parts = triton.next_power_of_2(leaves)
     if leaves == 1:
+        programs = triton.cdiv(rows, schedule.rows)
+        pdl = overlaps(x, programs)
         launch(
-            tile_kernel, (triton.cdiv(rows, schedule.rows),), x, y, rows, x.stride(0),
-            N=n, W=width, C=chunks, R=schedule.rows, LOG=log, PDL=x.is_cuda,
-            num_warps=schedule.num_warps, pdl=x.is_cuda,
+            tile_kernel, (programs,), x, y, rows, x.stride(0),
+            N=n, W=width, C=chunks, R=schedule.rows, LOG=log, PDL=pdl,
+            num_warps=schedule.num_warps, pdl=pdl,
         )  # fmt: skip
     else:
         maxima, sums = _pairs(x, schedule.num_warps)
+        pdl = overlaps(x, rows * leaves)
         launch(
             write_kernel, (rows * leaves,), x, maxima, sums, y, n, x.stride(0), leaves,
-            W=width, C=chunks, P=parts, LOG=log, PDL=x.is_cuda,
-            num_warps=schedule.num_warps, pdl=x.is_cuda,
+            W=width, C=chunks, P=parts, LOG=log, PDL=pdl,
+            num_warps=schedule.num_warps, pdl=pdl,
         )  # fmt: skip
     return y
 
@@ -176,10 +186,11 @@ def row_numbers(
         return y
     leaves = leaves_of(n)
     maxima, sums = _pairs(x, schedule.num_warps)
+    pdl = overlaps(x, rows)
     launch(
         number_kernel, (rows,), x, maxima, sums, y if ids is None else ids, y, n, x.stride(0),
-        leaves, P=triton.next_power_of_2(leaves), LOGSUMEXP=ids is None, PDL=x.is_cuda, num_warps=1,
-        pdl=x.is_cuda,
+        leaves, P=triton.next_power_of_2(leaves), LOGSUMEXP=ids is None, PDL=pdl, num_warps=1,
+        pdl=pdl,
     )  # fmt: skip
     return y
 
@@ -188,9 +199,10 @@ def _pairs(x: torch.Tensor, num_warps: int) -> tuple[torch.Tensor, torch.Tensor]
     rows, n = x.shape
     width, leaves = width_of(n), leaves_of(n)
     maxima, sums = torch.empty((2, rows, leaves), dtype=torch.float32, device=x.device)
+    pdl = overlaps(x, rows * leaves)
     launch(
         pair_kernel, (rows * leaves,), x, maxima, sums, n, x.stride(0), leaves,
-        W=width, C=triton.cdiv(min(n, LEAF), width), PDL=x.is_cuda, num_warps=num_warps,
-        pdl=x.is_cuda,
+        W=width, C=triton.cdiv(min(n, LEAF), width), PDL=pdl, num_warps=num_warps,
+        pdl=pdl,
     )  # fmt: skip
     return maxima, sums

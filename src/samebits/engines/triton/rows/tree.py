@@ -8,6 +8,7 @@ therefore are never -0: adding +0 for what is not there changes nothing.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -15,6 +16,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from samebits.engines.triton.rows.schedule import LANES, LEAF
 
 _CHUNKS = tl.constexpr(LEAF // LANES)
+
+
+def overlaps(x: torch.Tensor, programs: int) -> bool:
+    """Whether a kernel should `begin` while the one before it ends.
+
+    With more programs than that the wait of each costs more than the one start that it hides: a
+    gate of 57,000 programs took 94 us instead of 83, a norm of 4096 took 17 instead of 19.
+    """
+    return x.is_cuda and programs <= 8192
 
 
 @triton.jit
