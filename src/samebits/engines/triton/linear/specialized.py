@@ -170,7 +170,6 @@ def consume(
         for first in range(start, stop, length):
             last = min(first + length, stop)
             acc = gl.zeros([64, BLOCK_C], gl.float32, layout)
-            before = stage
             for at in range(first, last, BLOCK_K):
                 mbarrier.wait(full.index(stage), phase)
                 a_block = a_ring.index(2 * stage + WHICH)
@@ -180,15 +179,14 @@ def consume(
                     b_block if B_TURNED else b_block.permute((1, 0)),
                     acc, is_async=True,
                 )  # fmt: skip
-                acc = warpgroup_mma_wait(1, deps=[acc])
-                mbarrier.arrive(empty.index(before), pred=at > first)
-                before = stage
+                acc = warpgroup_mma_wait(1, deps=[acc])  # the block before this one is done with
+                mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES), pred=at > first)
                 stage += 1
                 if stage == STAGES:
                     stage = 0
                     phase ^= 1
             product = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index(before))
+            mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
             total = total + product
         finished = True
         if SPLIT:
