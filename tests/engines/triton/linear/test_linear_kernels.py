@@ -203,9 +203,7 @@ def test_schedules_are_fitted_without_touching_the_contract() -> None:
 def test_specialised_warps(tree: Tree, split: bool) -> None:
     """Gluon has no interpreter; on a GPU: tiles past every edge, more tiles than processors."""
     agreed = contract("bf16", tree)
-    s = GemmSchedule(
-        block_m=128, block_n=128, block_k=64, stages=4, specialized=True, split=split
-    )
+    s = GemmSchedule(block_m=128, block_n=128, block_k=64, stages=4, specialized=True, split=split)
     w = operand("bf16", 2120, 1160, seed=2).cuda()
     x = operand("bf16", 1100, 1160, seed=1).cuda()
     want = torch.empty(1100, 2120, device="cuda")
