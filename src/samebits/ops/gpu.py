@@ -41,14 +41,14 @@ def matrix(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
         ShapeError: more rows, or longer ones, than a kernel counts.
     """
     rows = x.numel() // n if n else 0
-    if max(rows, n) > MOST:
+    if rows > MOST or n > MOST:
         raise ShapeError(f"{op}: {rows} rows of {n} elements are too many: cut them up")
-    flat = x.reshape(rows, n)
+    flat = x if x.dim() == 2 and x.shape[1] == n else x.reshape(rows, n)
     return flat if flat.stride(-1) == 1 or n <= 1 else flat.contiguous()
 
 
 def strided_rows(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
-    """`x` as [outer, inner, n] with a contiguous last axis: a view if its strides allow it.
+    """`x` as [rows, n] or [outer, inner, n], its last axis contiguous: a view if strides allow it.
 
     Heads that lie in a wider matrix, q[:, heads, D] of a fused projection, need no copy.
     """
@@ -56,4 +56,4 @@ def strided_rows(op: str, x: torch.Tensor, n: int) -> torch.Tensor:
         matrix_like = x.stride(0) == x.shape[1] * x.stride(1)
         if not matrix_like and max(x.shape[0] * x.shape[1], n) <= MOST:
             return x
-    return matrix(op, x, n)[:, None]
+    return matrix(op, x, n)

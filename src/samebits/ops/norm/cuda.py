@@ -25,15 +25,21 @@ def norm(
         return empty if residual is None else (empty, x.new_empty(x.shape))
     flat = strided_rows(op, x, n)
     added = None if residual is None else _rows_like(flat, residual)
-    weight, bias = (None if p is None else p.reshape(-1).contiguous() for p in (weight, bias))
-    y, total = engine.norm(
-        flat, added, weight, bias, eps, schedule_for(op, flat), centred=op == "layer_norm"
-    )
-    y = y.view(x.shape)
-    return y if total is None else (y, total.view(x.shape))
+    schedule = schedule_for(op, flat)
+    weight, bias = _parameter(weight), _parameter(bias)
+    y, total = engine.norm(flat, added, weight, bias, eps, schedule, centred=op == "layer_norm")
+    if flat is not x:
+        y, total = y.view(x.shape), None if total is None else total.view(x.shape)
+    return y if total is None else (y, total)
+
+
+def _parameter(p: torch.Tensor | None) -> torch.Tensor | None:
+    if p is None or (p.dim() == 1 and p.is_contiguous()):
+        return p
+    return p.reshape(-1).contiguous()
 
 
 def _rows_like(rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """`residual` with the shape of `rows` [outer, inner, n] and a contiguous last axis."""
-    like = residual.reshape(rows.shape)
+    """`residual` with the shape of `rows` and a contiguous last axis."""
+    like = residual if residual.shape == rows.shape else residual.reshape(rows.shape)
     return like if like.stride(-1) == 1 else like.contiguous()

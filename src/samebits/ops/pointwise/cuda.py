@@ -47,4 +47,5 @@ def gated(op: str, kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.T
     if not gate.numel():
         return torch.empty(shape, dtype=gate.dtype, device=gate.device)
     n = shape[-1] if shape else 1
-    return engine.gated(kernel, matrix(op, gate, n), matrix(op, up, n)).view(shape)
+    y = engine.gated(kernel, matrix(op, gate, n), matrix(op, up, n))
+    return y if y.shape == shape else y.view(shape)

@@ -11,14 +11,15 @@ from samebits.ops.gpu import matrix, schedule_for
 
 def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
     """Softmax, or its logarithm, along `axis` of `x`; contiguous, of `dtype`."""
-    shape = x.shape
     if not x.numel():
-        return torch.empty(shape, dtype=dtype, device=x.device)
-    last = x.movedim(axis, -1) if x.dim() else x[None]
+        return torch.empty(x.shape, dtype=dtype, device=x.device)
     op = "log_softmax" if log else "softmax"
-    flat = matrix(op, last, last.shape[-1])
-    y = engine.softmax(flat, dtype, schedule_for(op, flat, dtype), log=log).view(last.shape)
-    return (y.movedim(-1, axis) if x.dim() else y[0]).contiguous()
+    if axis < x.dim() - 1:
+        moved = x.movedim(axis, -1)
+        return softmax(moved, axis=x.dim() - 1, dtype=dtype, log=log).movedim(-1, axis).contiguous()
+    flat = matrix(op, x, x.shape[-1] if x.dim() else 1)
+    y = engine.softmax(flat, dtype, schedule_for(op, flat, dtype), log=log)
+    return y if flat is x else y.view(x.shape)
 
 
 def token_logprob(logits: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.reduce import reduce_rows
-from samebits.engines.triton.rows.schedule import LONGEST_TILE, RowSchedule, width_of
+from samebits.engines.triton.rows.schedule import LONGEST_TILE, RowSchedule, cdiv, width_of
 from samebits.engines.triton.rows.tree import begin, load_chunks, overlaps, row_starts, sum_row
 
 
@@ -124,31 +124,31 @@ def norm(
     """Layer norm (`centred`) or RMS norm of every row of `x`.
 
     Args:
-        x, residual: [outer, inner, n] of one dtype, the last axis contiguous.
+        x, residual: [rows, n] or [outer, inner, n], alike, of one dtype, the last axis contiguous.
         weight, bias: [n], contiguous, any of the dtypes.
 
     Returns:
-        The norm [outer, inner, n], contiguous, and x + residual rounded to x's dtype, which is what
-        was normalised.
+        The norm, contiguous, and x + residual rounded to x's dtype, which is what was normalised.
     """
-    outer, inner, n = x.shape
-    rows = outer * inner
+    n = x.shape[-1]
+    inner = 1 if x.dim() == 2 else x.shape[1]
+    rows = x.shape[0] * inner
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not y.numel():
+    if not rows or not n:
         return y, None if residual is None else torch.empty_like(y)
     if n > LONGEST_TILE:
         return _long(x, residual, weight, bias, eps, y, centred)
     total = None if residual is None else torch.empty_like(y)
     share, width = schedule.rows, width_of(n)
-    programs = triton.cdiv(rows, share)
+    programs = cdiv(rows, share)
     pdl = overlaps(x, programs)
     launch(
         norm_tile_kernel, (programs,),
         x, x if residual is None else residual, x if weight is None else weight,
         x if bias is None else bias, y, y if total is None else total, rows, inner,
-        x.stride(0), x.stride(1), 0 if residual is None else residual.stride(0),
-        0 if residual is None else residual.stride(1), eps,
-        N=n, W=width, C=triton.cdiv(n, width), R=share, CENTRED=centred,
+        x.stride(0), x.stride(-2), 0 if residual is None else residual.stride(0),
+        0 if residual is None else residual.stride(-2), eps,
+        N=n, W=width, C=cdiv(n, width), R=share, CENTRED=centred,
         RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
         PDL=pdl, num_warps=schedule.num_warps, pdl=pdl,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def _long(
     rows, n = x.shape
     mean = reduce_rows("mean", x, torch.float32) if centred else None
     squares = reduce_rows("mean_square", x, torch.float32, mean=mean)
-    blocks = triton.cdiv(n, 2048)
+    blocks = cdiv(n, 2048)
     pdl = overlaps(x, rows * blocks)
     launch(
         norm_apply_kernel, (rows, blocks),

@@ -9,6 +9,7 @@ import triton.language as tl
 from samebits.engines.triton import functions
 from samebits.engines.triton import functions_bf16 as bf16
 from samebits.engines.triton.launch import launch
+from samebits.engines.triton.rows.schedule import cdiv
 from samebits.engines.triton.rows.tree import begin, overlaps
 
 #: Functions of one argument that have a kernel.
@@ -72,7 +73,7 @@ def unary(name: str, x: torch.Tensor) -> torch.Tensor:
         x = y.copy_(x)
     n = x.numel()
     block = block_for(n)
-    blocks = triton.cdiv(n, block)
+    blocks = cdiv(n, block)
     pdl = overlaps(x, blocks)
     launch(
         unary_kernel, (blocks,), x, y, n,
@@ -88,7 +89,7 @@ def gated(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if gate.is_contiguous() and up.is_contiguous():
         rows, n = 1, rows * n
     block = block_for(rows * n)
-    blocks = triton.cdiv(n, block)
+    blocks = cdiv(n, block)
     pdl = overlaps(gate, rows * blocks)
     launch(
         gated_kernel, (rows * blocks,), gate, up, y, n, blocks, gate.stride(0), up.stride(0),

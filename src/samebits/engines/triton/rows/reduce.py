@@ -7,7 +7,14 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.launch import launch
-from samebits.engines.triton.rows.schedule import LANES, LEAF, MOST_LEAVES, leaves_of, width_of
+from samebits.engines.triton.rows.schedule import (
+    LANES,
+    LEAF,
+    MOST_LEAVES,
+    cdiv,
+    leaves_of,
+    width_of,
+)
 from samebits.engines.triton.rows.tree import begin, overlaps, row_starts
 
 
@@ -178,19 +185,19 @@ def reduce_rows(
     while share > 1 and share >= 2 * rows:
         share //= 2
     parts = y if leaves == 1 else torch.empty((rows, leaves), dtype=torch.float32, device=x.device)
-    programs = triton.cdiv(rows, share) * leaves
+    programs = cdiv(rows, share) * leaves
     pdl = overlaps(x, programs)
     launch(
         leaf_kernel, (programs,),
         x, x if mean is None else mean, parts, rows, n, inner, x.stride(0),
         x.stride(1) if len(lead) == 2 else 0, x.stride(-1), divisor, leaves, identity,
-        W=width, C=triton.cdiv(min(n, LEAF), width) if n else 1, R=share, ELEMENT=element,
+        W=width, C=cdiv(min(n, LEAF), width) if n else 1, R=share, ELEMENT=element,
         MEET=joined, DONE=done if leaves == 1 else "total", CENTRED=mean is not None,
         PDL=pdl, num_warps=8 if share * width >= 4096 else 4, pdl=pdl,
     )  # fmt: skip
     while leaves > 1:
         count = min(MOST_LEAVES, 1 << (leaves - 1).bit_length())
-        groups = triton.cdiv(leaves, count)
+        groups = cdiv(leaves, count)
         folded = y if groups == 1 else parts.new_empty((rows, groups))
         pdl = overlaps(x, rows * groups)
         launch(

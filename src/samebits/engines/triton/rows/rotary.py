@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.launch import launch
+from samebits.engines.triton.rows.schedule import cdiv, power_above
 from samebits.engines.triton.rows.tree import begin, overlaps
 
 #: Pairs of elements that one program turns, at most: many, for they wait for one position.
@@ -107,9 +108,9 @@ def rotary(
         c0, c1, c2, z0, z1, z2 = *cos.stride()[:3], *sin.stride()[:3]
     else:
         c0, c1, c2, z0, z1, z2 = 0, cos.stride(0), 0, 0, sin.stride(0), 0
-    block = triton.next_power_of_2(d // 2)
-    share = max(1, min(PAIRS // block, triton.next_power_of_2(h)))
-    groups = triton.cdiv(h, share)
+    block = power_above(d // 2)
+    share = max(1, min(PAIRS // block, power_above(h)))
+    groups = cdiv(h, share)
     pdl = overlaps(x, i * j * groups)
     launch(
         rotary_kernel, (j * groups, i),

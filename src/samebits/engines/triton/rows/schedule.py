@@ -25,14 +25,24 @@ class RowSchedule(Schedule, tag="triton.rows", frozen=True, kw_only=True):
     num_warps: int = 4
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up. (`triton.cdiv` takes 3 us on the host.)"""
+    return -(-a // b)
+
+
+def power_above(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def width_of(n: int) -> int:
     """Lanes of a chunk of a row of n elements: n rounded up to a power of two, at most 1024."""
-    return min(LANES, 1 << max(n - 1, 1).bit_length())
+    return min(LANES, power_above(max(n, 2)))
 
 
 def leaves_of(n: int) -> int:
     """Leaves of a row of n elements."""
-    return max(1, -(-n // LEAF))
+    return max(1, cdiv(n, LEAF))
 
 
 def default(key: ScheduleKey, bucket: int) -> RowSchedule:

@@ -13,7 +13,14 @@ import triton.language as tl
 
 from samebits.engines.triton.functions import exp_flush, exp_of_negative, log
 from samebits.engines.triton.launch import launch
-from samebits.engines.triton.rows.schedule import LEAF, RowSchedule, leaves_of, width_of
+from samebits.engines.triton.rows.schedule import (
+    LEAF,
+    RowSchedule,
+    cdiv,
+    leaves_of,
+    power_above,
+    width_of,
+)
 from samebits.engines.triton.rows.tree import (
     begin,
     fold_pairs,
@@ -149,13 +156,13 @@ def softmax(
     """Softmax, or its logarithm, of every row of `x` [M, n], the last axis contiguous."""
     rows, n = x.shape
     y = torch.empty((rows, n), dtype=dtype, device=x.device)
-    if not y.numel():
+    if not rows or not n:
         return y
     width, leaves = width_of(n), leaves_of(n)
-    chunks = triton.cdiv(min(n, LEAF), width)
-    parts = triton.next_power_of_2(leaves)
+    chunks = cdiv(min(n, LEAF), width)
+    parts = power_above(leaves)
     if leaves == 1:
-        programs = triton.cdiv(rows, schedule.rows)
+        programs = cdiv(rows, schedule.rows)
         pdl = overlaps(x, programs)
         launch(
             tile_kernel, (programs,), x, y, rows, x.stride(0),
@@ -189,7 +196,7 @@ def row_numbers(
     pdl = overlaps(x, rows)
     launch(
         number_kernel, (rows,), x, maxima, sums, y if ids is None else ids, y, n, x.stride(0),
-        leaves, P=triton.next_power_of_2(leaves), LOGSUMEXP=ids is None, PDL=pdl, num_warps=1,
+        leaves, P=power_above(leaves), LOGSUMEXP=ids is None, PDL=pdl, num_warps=1,
         pdl=pdl,
     )  # fmt: skip
     return y
@@ -202,7 +209,7 @@ def _pairs(x: torch.Tensor, num_warps: int) -> tuple[torch.Tensor, torch.Tensor]
     pdl = overlaps(x, rows * leaves)
     launch(
         pair_kernel, (rows * leaves,), x, maxima, sums, n, x.stride(0), leaves,
-        W=width, C=triton.cdiv(min(n, LEAF), width), PDL=pdl, num_warps=num_warps,
+        W=width, C=cdiv(min(n, LEAF), width), PDL=pdl, num_warps=num_warps,
         pdl=pdl,
     )  # fmt: skip
     return maxima, sums
