@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, MANY, attend, canonical, contract, expected, paged, qkv
+from attention_kernel_cases import DEVICE, MANY, attend, canonical, contract, expected, paged, qkv
 
 from samebits import bits
 from samebits.engines.schedule import BUCKETS, ScheduleKey
