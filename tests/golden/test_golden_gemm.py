@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from record_gemm import PATH, compute
 
 from gemm_samples import CASES, Case
 from samebits import bits
 
-GOLDEN = np.load(PATH)
+GOLDEN = np.load(Path(__file__).with_name("gemm.npz"))
 
 
 def ids(case: Case) -> str:
@@ -28,4 +29,6 @@ def test_the_evaluator_gives_the_chip_s_bytes(case: Case) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_every_schedule_gives_them(case: Case) -> None:
+    from record_gemm import compute
+
     assert (compute(case, "cuda").cpu().numpy() == GOLDEN[case.name]).all()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+pytest.importorskip("triton")
 from gemm_samples import operand
 from interpreter import INTERPRETED
 from samebits import bits, contract_of, ops

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("triton")
 from gemm_samples import contract, operand, schedules_for, with_specials
 from interpreter import INTERPRETED
 from samebits import bits

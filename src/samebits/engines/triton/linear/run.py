@@ -24,12 +24,13 @@ from samebits.engines.triton.linear.schedule import (
     GemmSchedule,
     fitting,
 )
-from samebits.engines.triton.linear.specialized import SLAB, shared_layout, specialized_kernel
 from samebits.engines.triton.linear.workspace import arrivals
 from samebits.errors import ContractError, ShapeError
 
 #: Rows, columns and tiles are counted in 32 bits.
 MOST = 2**31 - 1024
+#: Rows of each of the two groups of warps that multiply in `specialized_kernel`.
+SLAB = 64
 #: Plans that are kept: launches made ready for operands of given strides.
 _MOST_PLANS = 8192
 #: In elements: from this stride on, an offset inside a tile may not fit into 32 bits.
@@ -323,6 +324,9 @@ class _Specialized:
         *_: Any,
     ) -> None:
         self.kept = contract, wanted  # see `run`
+        # Gluon is newer than Triton's language: nobody else shall depend on it.
+        from samebits.engines.triton.linear.specialized import shared_layout, specialized_kernel
+
         self.block_n = schedule.block_n
         self.leaves, self.split = leaves.count, schedule.split
         self.copies = _Copies(x, w, SLAB, schedule.block_n, schedule.block_k, shared_layout)

@@ -21,8 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from samebits.engines.triton.linear.tile import finish, fold_partials, tile_of
 
-#: Rows of a consumer: those of the instruction.
-SLAB = 64
 _TYPES = {
     torch.float32: gl.float32, torch.bfloat16: gl.bfloat16, torch.float16: gl.float16,
     torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5,
