@@ -1,14 +1,15 @@
 """Matrix products in all of torch's forms, each an application of one contract.
 
-Contract: fp32 accumulation in the tree lanes(16) over k (see `samebits.ops.linear`), then
-``t = alpha * acc``, ``u = beta * c``, ``t + u`` as separate fp32 operations, then one rounding.
-alpha = 1 and beta = 1 multiply nothing; beta = 0 does not read c, so it may hold NaN. An element
-depends on its row of a, its column of b and its element of c only: not on the other rows, not on
-the form by which the product was reached (mv, mm, a slice of bmm), not on strides or threads.
+Contract: fp32 accumulation over k in one tree (on a CPU lanes(16), on a GPU the one that
+``contract_of`` names for [N, K], see `samebits.ops.linear`), then ``t = alpha * acc``,
+``u = beta * c``, ``t + u`` as separate fp32 operations, then one rounding. alpha = 1 and beta = 1
+multiply nothing; beta = 0 does not read c, so it may hold NaN. An element depends on its row of a,
+its column of b and its element of c only: not on the other rows, not on the form by which the
+product was reached (mv, mm, a slice of bmm), not on strides or threads.
 
-All functions take float32, bfloat16 and float16 CPU tensors of one dtype with any strides, give
-that dtype (or ``out_dtype=torch.float32``: the value before the last rounding), are
-differentiable, and raise `ShapeError` or `DTypeError` for anything else.
+All functions take float32, bfloat16 and float16 tensors of one dtype on one device, CPU or CUDA,
+with any strides, give that dtype (or ``out_dtype=torch.float32``: the value before the last
+rounding), are differentiable, and raise `ShapeError` or `DTypeError` for anything else.
 """
 
 from __future__ import annotations
