@@ -61,6 +61,14 @@ def test_any_axes_have_the_tree_of_the_last(name: str, dim: int | tuple[int, ...
     assert bits.equal(run(x, dim), run(flat, -1))
 
 
+def test_layer_norm_of_many_rows() -> None:
+    """L2: 24 sequences of 493 tokens against 23 of them."""
+    x = torch.tanh(rows_of(24 * 493, 768)).view(24, 493, 768)
+    whole = ops.layer_norm(x, (768,))
+    for m in (1, 16, 17, 23):
+        assert bits.equal(ops.layer_norm(x[:m], (768,)), whole[:m])
+
+
 def test_fused_is_unfused() -> None:
     """H1: a residual, a gate, a log-probability have the bits of the separate operations."""
     x, r, w = rows_of(300, 4096), rows_of(300, 4096) * 3, rows_of(1, 4096)[0]

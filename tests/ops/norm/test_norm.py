@@ -151,3 +151,16 @@ def test_bad_arguments() -> None:
     assert ops.layer_norm(torch.empty(0, 4), (4,)).shape == (0, 4)
     assert ops.rms_norm(torch.empty(3, 0), (0,)).shape == (3, 0)
     assert ops.group_norm(torch.empty(0, 4, 3), 2).shape == (0, 4, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_residual_is_added_as_by_itself(dtype: torch.dtype) -> None:
+    x, residual, w = (torch.randn(5, 3, 70).to(dtype) for _ in range(3))
+    w = w[0, 0]
+    y, total = ops.rms_norm(x, (70,), w, 1e-6, residual=residual)
+    assert bits.equal(total, x + residual)
+    assert bits.equal(y, ops.rms_norm(x + residual, (70,), w, 1e-6))
+    y, total = ops.layer_norm(x, (3, 70), residual=residual)
+    assert bits.equal(y, ops.layer_norm(x + residual, (3, 70)))
+    with pytest.raises(ShapeError, match="residual"):
+        ops.rms_norm(x, (70,), residual=residual[0])

@@ -63,3 +63,21 @@ def test_empty_and_wrong_arguments() -> None:
         rotary(torch.ones(4, 8).double(), cos, sin)
     with pytest.raises(DTypeError, match="one dtype"):
         rotary(torch.ones(4, 8).half(), cos, sin)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_positions_pick_rows_of_the_caches(interleaved: bool) -> None:
+    x = torch.randn(2, 5, 3, 32).bfloat16()
+    cos, sin = factors(40, 32, torch.bfloat16)
+    at = torch.randint(0, 40, (2, 5))
+    picked = (f[at][:, :, None] for f in (cos, sin))
+    want = rotary(x, *picked, interleaved)
+    for positions in (at, at.int()):
+        assert bits.equal(rotary(x, cos, sin, interleaved, positions=positions), want)
+    for wrong in (at[:1], at + 40, at - 40):
+        with pytest.raises(ShapeError):
+            rotary(x, cos, sin, interleaved, positions=wrong)
+    with pytest.raises(ShapeError, match="caches"):
+        rotary(x, cos[:, :3], sin[:, :3], positions=at)
+    with pytest.raises(DTypeError, match="int32"):
+        rotary(x, cos, sin, positions=at.float())
