@@ -124,20 +124,22 @@ def test_j7_draws_depend_on_the_size_and_are_refused_or_named() -> None:
         assert torch.equal(seeded(lambda: torch.randn(1000)), again)
 
 
-def test_j7_seeded_draw_of_a_row_with_its_own_generator() -> None:
-    """The remedy that the refusal names: Gumbel noise of a row's own generator, then argmax."""
+def test_j7_seeded_draws_are_a_rows_own() -> None:
+    """The remedy that the refusal names: a token of a row's seed and position, in any company."""
     logits = values(16, 400)
+    seeds, positions = torch.arange(16) * 7, torch.arange(16)
 
-    def draw(row: torch.Tensor, seed: int) -> torch.Tensor:
-        u = torch.rand(row.shape, generator=torch.Generator().manual_seed(seed))
-        return (row.log_softmax(-1) - (-u.log()).log()).argmax(-1)
+    def draw(rows: torch.Tensor) -> torch.Tensor:
+        return sb.ops.sample(
+            logits[rows], seeds=seeds[rows], positions=positions[rows], temperature=0.8, top_p=0.95
+        ).tokens
 
     def pairs() -> Pairs:
-        logprobs = logits.log_softmax(-1)
-        batch = torch.stack([draw(x, i) for i, x in enumerate(logprobs)])
+        batch = draw(torch.arange(16))
+        yield "drawn again", batch, draw(torch.arange(16))
+        yield "backwards", batch.flip(0), draw(torch.arange(16).flip(0))
         for i in range(16):
-            alone = draw(logits[i : i + 1].log_softmax(-1)[0], i)
-            yield f"row {i}", batch[i], alone
+            yield f"row {i}", batch[i : i + 1], draw(torch.tensor([i]))
 
     holds(pairs)
 

@@ -214,7 +214,7 @@ GROUPS = (
         Kind.REFUSED,
         "a row's draw depends on its place in the batch",
         "multinomial",
-        remedy="Draw each row by itself, with a generator of its own",
+        remedy="Call samebits.ops.sample: a row is drawn by its own seed and position",
     ),
     Group(
         Kind.REFUSED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,13 +17,17 @@ from samebits.engines.triton import sampling as engine
 from samebits.ops.sampling import cpu, cuda
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-SHAPES = [(16, 70), (5, 1100)] if INTERPRETED else [(200, 157), (6, 152_064)]
+SHAPES = [(12, 70), (5, 600)] if INTERPRETED else [(200, 157), (6, 152_064)]
 
 
 @pytest.mark.parametrize("rows, n", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("filters", ["all", "top_p", "none"])
-def test_tokens(rows: int, n: int, dtype: torch.dtype, filters: str) -> None:
+def test_tokens(
+    rows: int, n: int, dtype: torch.dtype, filters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if INTERPRETED:  # which sorts slowly
+        monkeypatch.setattr(engine, "cut_rows", partial(engine.cut_rows, room=64))
     logits, given = make_logits(1, rows, n, dtype), parameters(n, rows)
     logits[0, 20], logits[1, 30], logits[2] = math.nan, math.inf, -math.inf
     logits[3, ::2] = -math.inf
@@ -43,6 +48,29 @@ def test_tokens(rows: int, n: int, dtype: torch.dtype, filters: str) -> None:
     assert cuda.draw(wide[:, :n][4:5], *(None if x is None else x[4:5] for x in there[1:]), False)[
         0
     ].tolist() == [int(want[4])]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+def test_a_cut_is_the_same_sorted_or_searched(temperature: float) -> None:
+    rows = 10
+    logits, given = make_logits(4, rows, 120), parameters(5, rows)
+    heat = torch.full((rows,), temperature)
+    args = [logits, heat, given["top_k"], given["top_p"], given["min_p"]]
+    sorted_cut, searched = (
+        engine.cut_rows(*(t.to(DEVICE) for t in args), room=room) for room in (128, 2)
+    )
+    assert bits.equal(sorted_cut.mass, searched.mass)
+    z = logits / temperature
+    kept = [_kept(z, cut) for cut in (sorted_cut, searched)]
+    assert bits.equal(*kept)
+
+
+def _kept(z: torch.Tensor, cut: engine.Cut) -> torch.Tensor:
+    key, last, lowest, top = (t.cpu()[:, None] for t in cut[:4])
+    word = bits.view(torch.where(z == 0, 0.0, z))
+    own = word ^ ((word >> 31) & 0x7FFFFFFF)
+    index = torch.arange(z.shape[1])
+    return ((own > key) | ((own == key) & (index <= last))) & (z - top >= lowest)
 
 
 def test_nucleus_of_equal_tokens() -> None:

@@ -35,16 +35,22 @@ def cut_rows(
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
+    room: int = 2048,
 ) -> Cut:
-    """The cut of every row of logits [R, V], unit stride along V; parameters [R]."""
+    """The cut of every row of logits [R, V], unit stride along V; parameters [R].
+
+    `room`, a power of two, is how many tokens of a row may be sorted; it decides the speed alone.
+    """
     rows, n = logits.shape
     words = torch.empty(2, rows, dtype=torch.int32, device=logits.device)
     reals = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
     mass = torch.empty(rows, dtype=torch.int64, device=logits.device)
     cut = Cut(words[0], words[1], reals[0], reals[1], mass)
+    room = min(room, _block(n, room))
+    moved = torch.empty(rows, room, dtype=torch.int64, device=logits.device)
     launch(
-        filter_kernel, (rows,), logits, temperature, top_k, top_p, min_p, *cut, n,
-        logits.stride(0), num_warps=16, TOP_K=top_k is not None, TOP_P=top_p is not None,
+        filter_kernel, (rows,), logits, temperature, top_k, top_p, min_p, *cut, moved, n,
+        logits.stride(0), num_warps=16, ROOM=room, TOP_K=top_k is not None, TOP_P=top_p is not None,
         MIN_P=min_p is not None, BLOCK=_block(n, 8192),
     )  # fmt: skip
     return cut
