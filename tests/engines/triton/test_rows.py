@@ -11,6 +11,7 @@ import torch
 from interpreter import INTERPRETED
 from samebits import bits
 from samebits.contract import RowContract
+from samebits.errors import ShapeError
 from samebits.plan import contract_of
 
 pytest.importorskip("triton")
@@ -149,3 +150,9 @@ def test_numpy_agrees_that_the_tree_is_one() -> None:
     x = np.random.default_rng(0).standard_normal((4, 100)).astype(np.float32)
     wide, narrow = (nx.lanes_row(x, "sum", w, nx.fold_neighbours) for w in (1024, 128))
     assert (wide.view(np.uint32) == narrow.view(np.uint32)).all()
+
+
+def test_a_row_of_more_leaves_than_one_program_folds_is_refused() -> None:
+    x = torch.empty(1).expand(1, 8192 * 8192 + 1)
+    with pytest.raises(ShapeError, match="67108864"):
+        softmax.row_numbers(x, None, torch.float32, RowSchedule())

@@ -15,6 +15,7 @@ from samebits.engines.triton.functions import exp_flush, exp_of_negative, log
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import (
     LEAF,
+    MOST_LEAVES,
     RowSchedule,
     cdiv,
     leaves_of,
@@ -29,6 +30,7 @@ from samebits.engines.triton.rows.tree import (
     overlaps,
     sum_row,
 )
+from samebits.errors import ShapeError
 
 
 @triton.jit
@@ -203,8 +205,13 @@ def row_numbers(
 
 
 def _pairs(x: torch.Tensor, num_warps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maxima and the sums of all leaves, [M, leaves] each."""
     rows, n = x.shape
     width, leaves = width_of(n), leaves_of(n)
+    if leaves > MOST_LEAVES:
+        raise ShapeError(
+            f"rows of {n} elements are longer than the {MOST_LEAVES * LEAF} of softmax"
+        )
     maxima, sums = torch.empty((2, rows, leaves), dtype=torch.float32, device=x.device)
     pdl = overlaps(x, rows * leaves)
     launch(
