@@ -14,8 +14,9 @@ from samebits.engines.schedule import BUCKETS, ScheduleKey
 from samebits.engines.triton.attention import run
 from samebits.engines.triton.attention.schedule import AttentionSchedule, candidates, default
 
-WHOLE = AttentionSchedule(block_m=16, programs=1)
-SPLIT = AttentionSchedule(block_m=16, programs=MANY, batch=2, pdl=False)
+WHOLE = AttentionSchedule(block_m=16, programs=1, spread=False)
+SPREAD = AttentionSchedule(block_m=16, columns=16)
+SPLIT = AttentionSchedule(block_m=16, programs=MANY, spread=False, span=1, batch=2, pdl=False)
 PAIRS = AttentionSchedule(block_m=16, programs=2, columns=16)
 TALL = AttentionSchedule(block_m=64, programs=1, stages=2)
 EACH = pytest.mark.parametrize("schedule", [WHOLE, SPLIT], ids=["whole", "split"])
@@ -132,7 +133,31 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
         assert (lse[:, :, :2] == -math.inf).all()
 
 
-@pytest.mark.parametrize("schedule", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"window": 70}, {"softcap": 3.0}, {"scale": -0.3}, {"start": 100, "window": 20},
+        {"sinks": torch.tensor([4.0, -math.inf])}, {"causal": False},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("schedule", [SPREAD, SPLIT, WHOLE], ids=["spread", "split", "whole"])
+def test_decode(schedule: AttentionSchedule, options: dict[str, Any]) -> None:
+    """One position, in the kernels that are for it alone."""
+    same(schedule, *qkv(q_len=1, kv_len=300, d=24, dv=24), **options)
+
+
+def test_decode_of_fp8_and_special_values() -> None:
+    q, k, v = qkv(heads=2, kv_heads=2, q_len=1, kv_len=140)
+    k8, v8 = (x.clamp(-400, 400).to(torch.float8_e4m3fn) for x in (k, v))
+    same(SPREAD, q, k8, v8, k_scale=torch.tensor([0.3, 1.7]), v_scale=torch.tensor([1.3, 0.01]))
+    k[:, :, 100:] = math.nan
+    v[:, :, 100::2] = math.nan
+    v[:, :, 20, 3] = math.inf
+    same(SPREAD, q, k, v, start=99)
+
+
+@pytest.mark.parametrize("schedule", [WHOLE, SPLIT, SPREAD], ids=["whole", "split", "spread"])
 def test_prefill_chunks_decode_and_verification_agree(schedule: AttentionSchedule) -> None:
     of, (q, k, v) = contract(), qkv(q_len=150, kv_len=150)
     want = attend(of, TALL, q, k, v)[0]
@@ -142,22 +167,25 @@ def test_prefill_chunks_decode_and_verification_agree(schedule: AttentionSchedul
 
 
 @pytest.mark.parametrize("page", [16, 64, 128])
-@EACH
-def test_pages(schedule: AttentionSchedule, page: int) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "longest"), [(WHOLE, 3), (SPLIT, 3), (SPREAD, 1), (SPLIT, 1)],
+    ids=["whole", "split", "spread decode", "split decode"],
+)  # fmt: skip
+def test_pages(schedule: AttentionSchedule, longest: int, page: int) -> None:
     of = contract()
-    q, k, v = qkv(batch=2, heads=2, kv_heads=1, q_len=3, kv_len=200)
-    lens, q_lens = [200, 77], [3, 2]
+    q, k, v = qkv(batch=2, heads=2, kv_heads=1, q_len=longest, kv_len=200)
+    lens, q_lens = [200, 77], [longest, min(longest, 2)]
     k_cache, table = paged(k, page)
     v_cache, _ = paged(v, page)
     rows = torch.cat([q[b, :, : q_lens[b]].transpose(0, 1) for b in range(2)])
     sequences = run.Sequences(
-        2, 3, table.size(1) * page, torch.tensor([0, 3, 5], device=DEVICE),
+        2, longest, table.size(1) * page, torch.tensor([0, longest, sum(q_lens)], device=DEVICE),
         kv_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE), table=table,
     )  # fmt: skip
     options = run.Options(0.25, causal=True, lse=True)
     out, lse = run.packed(of, schedule, rows, k_cache, v_cache, options, sequences)
     assert lse is not None
-    for b, first in enumerate((0, 3)):
+    for b, first in enumerate((0, longest)):
         own = (q[b : b + 1, :, : q_lens[b]], k[b : b + 1, :, : lens[b]], v[b : b + 1, :, : lens[b]])
         want, want_lse = expected(of, *own, scale=0.25)
         part = slice(first, first + q_lens[b])
@@ -200,3 +228,5 @@ def test_schedules_fit_and_defaults_are_pure() -> None:
     assert WHOLE.splits(1, 8) == 1
     assert SPLIT.splits(4, 8) == 8
     assert AttentionSchedule(block_m=16, programs=264).splits(64, 16) == 5
+    alone = AttentionSchedule(block_m=16, stages=4, span=2)
+    assert (alone.pipeline(132), alone.pipeline(133)) == ((2, 3), (1, 4))

@@ -20,15 +20,18 @@ _BLOCK = tl.constexpr(128)
 
 
 @triton.jit
-def store_leaf(partial, stats, leaf, leaves, flat, valid, m, l, acc, DV: tl.constexpr):  # noqa: E741
-    """A leaf of rows [M]: o to partial [rows, leaves, DV], m and l to stats [rows, leaves, 4]."""
+def store_leaf(
+    partial, stats, leaf, leaves, flat, valid, m, l, acc, width, DV: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    """A leaf of rows [M]: `width` columns of o to partial [rows, leaves, DV], m and l to stats
+    [rows, leaves, 4]."""
     at = flat * leaves + leaf
     columns = tl.arange(0, acc.shape[1])
     # A leaf that is skipped must not hold a NaN (0 * NaN, where every score is -Inf).
     acc = tl.where((m == float("-inf"))[:, None], 0.0, acc)
     tl.store(
         partial + at[:, None] * DV + columns[None, :], acc,
-        mask=valid[:, None] & (columns < DV)[None, :],
+        mask=valid[:, None] & (columns < width)[None, :],
     )  # fmt: skip
     tl.store(stats + 4 * at, m, mask=valid)
     tl.store(stats + 4 * at + 1, l, mask=valid)
@@ -70,6 +73,20 @@ def _factors(stats, at, carry, there):
     return old, new, tl.reduce(top, 0, larger)
 
 
+@triton.jit
+def _leaves(partial, stats, first, stop, dv, DV: tl.constexpr, BATCH: tl.constexpr):
+    """l [1] and o [1, COLUMNS] of each of BATCH leaves; zeros from `stop` on."""
+    loaded = ()
+    for i in tl.static_range(BATCH):
+        there = first + i < stop
+        entry = stats + 4 * (first + i) + tl.arange(0, 1)
+        l_i = tl.load(entry + 1, mask=there, other=0.0)
+        at = partial + (first + i) * DV + dv[None, :]
+        o_i = tl.load(at, mask=there & (dv < DV)[None, :], other=0.0)
+        loaded = loaded + ((l_i, o_i),)  # noqa: RUF005
+    return loaded
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def fold_kernel(
     partial, stats, out, lse, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start, q_len, kv_len,
@@ -80,9 +97,9 @@ def fold_kernel(
 ):  # fmt: skip
     """Leaves of one query row and COLUMNS of its values, folded in ascending order.
 
-    Grid: (batch * longest * q_heads, column blocks). The partials of BATCH leaves are in flight at
-    once. What they are multiplied by does not depend on the values and is computed before, side by
-    side; so the chain itself has one product and one fma a leaf.
+    Grid: (batch * longest * q_heads, column blocks). The partials of the next BATCH leaves are in
+    flight while those before are folded. What they are multiplied by does not depend on the values
+    and is computed before, side by side; so the chain has one product and one fma a leaf.
     """
     pid = tl.program_id(0)
     head = pid % q_heads
@@ -104,34 +121,33 @@ def fold_kernel(
     stop = tl.cdiv(hi, leaf_keys)
 
     dv = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    one = tl.arange(0, 1)
     top = float("-inf")
     l = tl.zeros((1,), tl.float32)  # noqa: E741
     o = tl.zeros((1, COLUMNS), tl.float32)
-    for block in range(lo // leaf_keys, stop, _BLOCK):
+    first = lo // leaf_keys
+    loaded = _leaves(partial, stats, first, stop, dv, DV, BATCH)
+    for block in range(first, stop, _BLOCK):
         at = block + tl.arange(0, _BLOCK)
         old, new, top = _factors(stats, at, top, at < stop)
         tl.store(stats + 4 * at + 2, old, mask=at < stop)  # the same from every block of columns
         tl.store(stats + 4 * at + 3, new, mask=at < stop)
         tl.debug_barrier()
         for leaf in range(block, tl.minimum(block + _BLOCK, stop), BATCH):
-            loaded = ()
+            ahead = _leaves(partial, stats, leaf + BATCH, stop, dv, DV, BATCH)
+            factors = ()
             for i in tl.static_range(BATCH):
-                there = leaf + i < stop
-                entry = stats + 4 * (leaf + i) + one
-                old_i = tl.load(entry + 2, mask=there, other=1.0)
-                new_i = tl.load(entry + 3, mask=there, other=-0.0)
-                l_i = tl.load(entry + 1, mask=there, other=0.0)
-                o_i = tl.load(
-                    partial + (leaf + i) * DV + dv[None, :], mask=there & (dv < DV)[None, :],
-                    other=0.0,
-                )  # fmt: skip
-                loaded = loaded + ((old_i, new_i, l_i, o_i),)  # noqa: RUF005
+                entry = stats + 4 * (leaf + i) + tl.arange(0, 1)
+                old_i = tl.load(entry + 2, mask=leaf + i < stop, other=1.0)
+                new_i = tl.load(entry + 3, mask=leaf + i < stop, other=-0.0)
+                factors = factors + ((old_i, new_i),)  # noqa: RUF005
             for i in tl.static_range(BATCH):
-                old_i, new_i, l_i, o_i = loaded[i]
+                l_i, o_i = loaded[i]
+                old_i, new_i = factors[i]
                 l = tl.fma(l, old_i, l_i * new_i)  # noqa: E741
                 wide = tl.broadcast_to(old_i[:, None], o.shape)
                 o = tl.fma(o, wide, o_i * new_i[:, None])
+            loaded = ahead
+    one = tl.arange(0, 1)
     row = own * sob + head.to(tl.int64) * soh + (q_first + t).to(tl.int64) * sot
     lse_row = own * slb + head.to(tl.int64) * slh + (q_first + t).to(tl.int64) * slt
     m = tl.zeros((1,), tl.float32) + top

@@ -83,6 +83,46 @@ def _load(
 
 
 @triton.jit
+def exponents(
+    s, mask_rows, keys, hi, window, position, sms, a, cap, masked_at,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr,
+    PARTLY: tl.constexpr,
+):  # fmt: skip
+    """Scores [M, STEP] as they are, or as exponents where they are capped or masked; which of them
+    are seen; and the largest exponent that each row [M] sees."""
+    seen = position[:, None] >= 0
+    if PARTLY:
+        seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
+    if MASK != 0 or SOFTCAP:
+        s = s * a
+        if SOFTCAP:
+            s = capped(s, cap)
+        if MASK == 1:
+            allowed = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0)
+            seen = seen & (allowed != 0)
+        elif MASK == 2:
+            bias = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0.0)
+            bias = bias.to(tl.float32)
+            seen = seen & ~(bias <= masked_at)
+            s = with_bias(s, bias)
+        top = row_maximum(tl.where(seen, s, float("-inf")))
+    else:
+        top = row_maximum(tl.where(seen, s, float("-inf")) if PARTLY else s) * a
+    return s, seen, top
+
+
+@triton.jit
+def weights_of(s, seen, m, a, ROUNDED: tl.constexpr, PARTLY: tl.constexpr):
+    """2^(x - m) of scores (x = s * a), or of exponents (x = s) if ROUNDED; +0 if not seen."""
+    low = tl.broadcast_to(tl.where(m == float("-inf"), 0.0, m)[:, None], s.shape)
+    factor = tl.zeros(s.shape, tl.float32) + a
+    p = tl.exp2(s - low) if ROUNDED else tl.exp2(tl.fma(s, factor, -low))
+    if PARTLY:
+        p = tl.where(seen, p, 0.0)
+    return p
+
+
+@triton.jit
 def _advance(
     m, l, acc, q, tiles, mask_rows, start, hi, window, position, sms, a, cap,  # noqa: E741
     masked_at,
@@ -99,33 +139,12 @@ def _advance(
         scores = scores + (tl.dot(q, tl.trans(tiles[i][0]).to(q.dtype)),)  # noqa: RUF005
     for i in tl.static_range(SPAN):
         keys = start + i * STEP + tl.arange(0, STEP)
-        s = scores[i]  # type: ignore[var-annotated]
-        seen = position[:, None] >= 0
-        if PARTLY:
-            seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
-        if MASK != 0 or SOFTCAP:
-            s = s * a
-            if SOFTCAP:
-                s = capped(s, cap)
-            if MASK == 1:
-                allowed = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0)
-                seen = seen & (allowed != 0)
-            elif MASK == 2:
-                bias = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0.0)
-                bias = bias.to(tl.float32)
-                seen = seen & ~(bias <= masked_at)
-                s = with_bias(s, bias)
-            top = row_maximum(tl.where(seen, s, float("-inf")))
-        else:
-            top = row_maximum(tl.where(seen, s, float("-inf")) if PARTLY else s) * a
+        s, seen, top = exponents(
+            scores[i], mask_rows, keys, hi, window, position, sms, a, cap, masked_at, CAUSAL,
+            WINDOW, MASK, SOFTCAP, PARTLY,
+        )  # fmt: skip
         new_m = raised(m, top)
-        low = tl.broadcast_to(tl.where(new_m == float("-inf"), 0.0, new_m)[:, None], s.shape)
-        if MASK != 0 or SOFTCAP:
-            p = tl.exp2(s - low)
-        else:
-            p = tl.exp2(tl.fma(s, tl.zeros(s.shape, tl.float32) + a, -low))
-        if PARTLY or MASK != 0:
-            p = tl.where(seen, p, 0.0)
+        p = weights_of(s, seen, new_m, a, MASK != 0 or SOFTCAP, PARTLY or MASK != 0)
         weights = weights + ((p.to(q.dtype), seen, power(m - new_m)[:, None]),)  # noqa: RUF005
         m = new_m
     ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)
@@ -235,7 +254,7 @@ def attention_kernel(
                 leaf_l = tl.max(l, axis=1)
                 if SPLIT:
                     at = start // leaf_keys
-                    store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV)
+                    store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV, DV)
                 else:
                     run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
                 m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -264,26 +283,26 @@ def attention_kernel(
             acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
             for part in tl.static_range(3):
                 if (part == 0 and UNMASKED and WINDOW) or (part == 1 and UNMASKED) or part == 2:
-                    PARTLY: tl.constexpr = part != 1
                     from_key = begin if part == 0 else (inner if part == 1 else outer)
                     to_key = inner if part == 0 else (outer if part == 1 else end)
                     from_key = tl.maximum(from_key, at * leaf_keys)
                     to_key = tl.minimum(to_key, at * leaf_keys + leaf_keys)
                     pages = (pages_of(table, from_key, hi, PAGE),)
-                    stages: tl.constexpr = 1 if PARTLY and CHECKED else STAGES
-                    for start in tl.range(from_key, to_key, STEP, num_stages=stages):
+                    for start in tl.range(
+                        from_key, to_key, STEP, num_stages=1 if part != 1 and CHECKED else STAGES
+                    ):
                         loaded, pages = _load(
                             k, v, table, pages, start, lo, hi, skb, sks, svb, svs, D, DV, BLOCK_D,
-                            BLOCK_DV, PAGE, 1, PARTLY,
+                            BLOCK_DV, PAGE, 1, part != 1,
                         )  # fmt: skip
                         m, l, acc = _advance(  # noqa: E741
                             m, l, acc, q_tile, loaded, mask_rows, start, hi, window, position, sms,
-                            a, cap, masked_at, CAUSAL, WINDOW, MASK, SOFTCAP, 1, PARTLY,
-                            PARTLY and CHECKED,
+                            a, cap, masked_at, CAUSAL, WINDOW, MASK, SOFTCAP, 1, part != 1,
+                            part != 1 and CHECKED,
                         )  # fmt: skip
             leaf_l = tl.max(l, axis=1)
             if SPLIT:
-                store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV)
+                store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV, DV)
             else:
                 run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
     if not SPLIT:

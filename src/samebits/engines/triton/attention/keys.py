@@ -80,7 +80,7 @@ def _rows(start, blocks, page_stride, row_stride, PAGE: tl.constexpr):
 @triton.jit
 def tile(
     x, start, blocks, page_stride, row_stride, lo, hi,
-    BLOCK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTLY: tl.constexpr,
+    BLOCK: tl.constexpr, D, PAGE: tl.constexpr, PARTLY: tl.constexpr,
 ):  # fmt: skip
     """A step's rows of K or V, [STEP, BLOCK]: zeros outside the keys lo ... hi and columns of D."""
     keys = start + tl.arange(0, STEP)

@@ -11,9 +11,15 @@ import torch
 from samebits.contract import AttentionContract
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
+from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
 from samebits.engines.triton.attention.schedule import AttentionSchedule
 from samebits.engines.triton.launch import launch
+from samebits.errors import ContractError
 
+#: Elements of partial results (fp32) from which on a tile's leaves are not shared.
+WORKSPACE = 1 << 27
+#: Keys of a step.
+STEP = 64
 _LOG2E = math.log2(math.e)
 
 
@@ -82,6 +88,9 @@ def dense(
     Returns:
         [B, Hq, T, Dv], laid out like [B, T, Hq, Dv] in memory when `q` is, and the logsumexp
         [B, Hq, T] in fp32 or None.
+
+    Raises:
+        ContractError: the kernels do not compute this contract.
     """
     batch, heads, q_len, _ = q.shape
     dv = v.size(3)
@@ -90,12 +99,12 @@ def dense(
     else:
         out = q.new_empty((batch, heads, q_len, dv))
     lse = q.new_empty((batch, heads, q_len), dtype=torch.float32) if options.lse else None
-    strides = [x.stride()[:3] for x in (q, k, v, out)]
-    _run(
-        contract, schedule, q, k, v, out, lse, options, "dense", batch, q_len, k.size(2),
-        k.size(1), strides, (heads * q_len, q_len, 1), q_start=q_start, starts=starts, mask=mask,
-        masked_at=masked_at,
+    strides = tuple(x.stride()[:3] for x in (q, k, v, out))
+    call = _Call(
+        contract, schedule, options, q, k, v, out, lse, "dense", batch, q_len, k.size(2),
+        k.size(1), strides, (heads * q_len, q_len, 1), (None, None, None), starts, q_start,
     )  # fmt: skip
+    call.run(mask, masked_at)
     return out, lse
 
 
@@ -112,99 +121,192 @@ def packed(
 
     Returns:
         [total, Hq, Dv], and the logsumexp [Hq, total] in fp32 or None.
+
+    Raises:
+        ContractError: as `dense`.
     """
     total, heads, _ = q.shape
     out = q.new_empty((total, heads, v.size(-1)))
     lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
-    paged = sequences.table is not None
-    strides = [
-        (x.stride(0) if paged and x is not q else 0, x.stride(-2), x.stride(-3)) for x in (q, k, v)
-    ]
-    _run(
-        contract, schedule, q, k, v, out, lse, options, "paged" if paged else "varlen",
-        sequences.count, sequences.longest_q, sequences.longest_kv, k.size(-2),
-        [*strides, (0, out.stride(1), out.stride(0))], (0, total, 1), sequences=sequences,
-        starts=sequences.starts,
+    s, paged = sequences, sequences.table is not None
+    strides = tuple(
+        (x.stride(0) if paged and x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
+        for x in (q, k, v, out)
+    )
+    call = _Call(
+        contract, schedule, options, q, k, v, out, lse, "paged" if paged else "varlen", s.count,
+        s.longest_q, s.longest_kv, k.size(-2), strides, (0, total, 1),
+        (s.cu_q, s.cu_k, s.kv_lens), s.starts, table=s.table,
     )  # fmt: skip
+    call.run()
     return out, lse
 
 
-def _run(
-    contract: AttentionContract,
-    schedule: AttentionSchedule,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    options: Options,
-    keys: str,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    kv_heads: int,
-    strides: list[tuple[int, ...]],
-    lse_strides: tuple[int, int, int],
-    *,
-    q_start: int = 0,
-    starts: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    masked_at: float = -math.inf,
-    sequences: Sequences | None = None,
-) -> None:
-    q_heads, d, dv = out.size(1), q.size(-1), out.size(-1)
-    if out.numel() == 0:
-        return
-    cap = options.softcap
-    a, b = (options.scale * _LOG2E, 0.0) if cap is None else (options.scale / cap, cap * _LOG2E)
-    if a < 0:
-        q, a = -q, -a  # exact, and so is every score's change of sign
-        strides = [_like(q, strides[0]), *strides[1:]]
-    group = q_heads // kv_heads
-    tiles = -(-q_len * group // schedule.block_m)
-    leaves = -(-kv_len // contract.leaf)
-    splits = schedule.splits(tiles * batch * kv_heads, leaves)
-    rows = out.numel() // dv
-    partial = stats = None
-    pdl = splits > 1 and schedule.pdl and q.is_cuda
-    if splits > 1:
-        partial = q.new_empty((rows, leaves, dv), dtype=torch.float32)
-        stats = q.new_empty((rows, leaves, 4), dtype=torch.float32)  # m, l, and the fold's factors
-    s = sequences
-    where = (None,) * 4 if s is None else (s.cu_q, s.cu_k, s.kv_lens, s.table)
-    page = 0 if where[3] is None else k.size(1)
-    window = options.window or 0
-    common: dict[str, Any] = {
-        "DV": dv, "GROUP": group, "KEYS": keys, "CAUSAL": options.causal, "WINDOW": window > 0,
-        "SINKS": options.sinks is not None, "LSE": lse is not None,
-        "V_SCALE": options.v_scale is not None,
-    }  # fmt: skip
-    launch(
-        attention_kernel, (tiles * splits * batch * kv_heads,), q, k, v, out, lse, partial, stats,
-        *where, starts, mask, options.sinks, options.k_scale, options.v_scale, a, b, masked_at,
-        q_start, q_len, kv_len, batch, kv_heads, tiles, splits, leaves, window, contract.leaf,
-        0 if where[3] is None else where[3].stride(0),
-        *strides[0], *strides[1], *strides[2], *strides[3], *lse_strides,
-        *((0, 0, 0, 0) if mask is None else mask.stride()),
-        **common, D=d, BLOCK_D=_tile(d), BLOCK_DV=_tile(dv), PAGE=page,
-        MASK=0 if mask is None else 1 if mask.dtype is torch.bool else 2, SOFTCAP=cap is not None,
-        K_SCALE=options.k_scale is not None, SPAN=schedule.span,
-        BLOCK_M=schedule.block_m, ONE_POSITION=q_len == 1, SPLIT=splits > 1, PDL=pdl,
-        STAGES=schedule.stages, num_warps=schedule.warps, num_stages=schedule.stages,
-    )  # fmt: skip
-    if splits > 1:
+@dataclass
+class _Call:
+    """One call, in the form in which the kernels take it.
+
+    Attributes:
+        keys: how sequences lie in memory: "dense", "varlen" or "paged".
+        strides: of q, k, v and out in elements: (batch or page, head, row).
+        lengths: cu_q, cu_k and kv_lens of `Sequences`.
+    """
+
+    contract: AttentionContract
+    schedule: AttentionSchedule
+    options: Options
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    keys: str
+    batch: int
+    q_len: int
+    kv_len: int
+    kv_heads: int
+    strides: tuple[tuple[int, ...], ...]
+    lse_strides: tuple[int, int, int]
+    lengths: tuple[torch.Tensor | None, ...]
+    starts: torch.Tensor | None = None
+    q_start: int = 0
+    table: torch.Tensor | None = None
+
+    def run(self, mask: torch.Tensor | None = None, masked_at: float = 0.0) -> None:
+        if self.contract.exp2 != "hw":
+            raise ContractError(
+                f"these kernels compute exp2 by the chip's ex2, not by {self.contract.exp2}"
+            )
+        if self.out.numel() == 0:
+            return
+        schedule, lanes = self.schedule, self.batch * self.kv_heads
+        group = self.out.size(1) // self.kv_heads
+        leaves = -(-self.kv_len // self.contract.leaf)
+        partial_size = self.out.numel() * leaves
+        if self.q_len == 1 and mask is None and schedule.spreads(group, lanes * leaves):
+            partial, stats = self._workspace(leaves)
+            self._spread(partial, stats, leaves)
+        else:
+            tiles = lanes * -(-self.q_len * group // schedule.block_m)
+            splits = schedule.splits(tiles, leaves) if partial_size <= WORKSPACE else 1
+            if splits == 1:
+                self._walk(tiles, 1, leaves, None, None, mask, masked_at)
+                return
+            partial, stats = self._workspace(leaves)
+            self._walk(tiles, splits, leaves, partial, stats, mask, masked_at)
+        self._fold(partial, stats, leaves)
+
+    @property
+    def _pdl(self) -> bool:
+        return self.schedule.pdl and self.q.is_cuda
+
+    def _workspace(self, leaves: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for the leaves' o, and for m, l and the fold's two factors."""
+        dv = self.out.size(-1)
+        rows = self.out.numel() // dv
+        return (
+            self.q.new_empty((rows, leaves, dv), dtype=torch.float32),
+            self.q.new_empty((rows, leaves, 4), dtype=torch.float32),
+        )
+
+    def _scaled(self) -> tuple[torch.Tensor, tuple[int, ...], float, float]:
+        """q and its strides, the scores' factor, and the cap's second factor (0 for none).
+
+        The factor is not negative: then the sign goes to q, exactly, and so to every score.
+        """
+        cap, scale = self.options.softcap, self.options.scale
+        a, b = (scale * _LOG2E, 0.0) if cap is None else (scale / cap, cap * _LOG2E)
+        if a >= 0:
+            return self.q, self.strides[0], a, b
+        q = -self.q
+        strides = q.stride()[:3] if q.dim() == 4 else (0, q.stride(1), q.stride(0))
+        return q, strides, -a, b
+
+    def _common(self) -> dict[str, Any]:
+        """What all kernels are compiled for."""
+        options = self.options
+        return {
+            "GROUP": self.out.size(1) // self.kv_heads, "KEYS": self.keys,
+            "CAUSAL": options.causal, "WINDOW": options.window is not None,
+        }  # fmt: skip
+
+    def _operands(self) -> dict[str, Any]:
+        """What the kernels that read K or V are compiled for besides."""
+        return {
+            **self._common(), "PAGE": 0 if self.table is None else self.k.size(1),
+            "SOFTCAP": self.options.softcap is not None,
+            "K_SCALE": self.options.k_scale is not None, "BLOCK_M": self.schedule.block_m,
+        }  # fmt: skip
+
+    def _ends(self) -> dict[str, Any]:
+        """What the kernels that write results are compiled for besides."""
+        return {
+            "DV": self.out.size(-1), "SINKS": self.options.sinks is not None,
+            "LSE": self.lse is not None, "V_SCALE": self.options.v_scale is not None,
+        }  # fmt: skip
+
+    def _walk(
+        self,
+        tiles: int,
+        splits: int,
+        leaves: int,
+        partial: torch.Tensor | None,
+        stats: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        masked_at: float,
+    ) -> None:
+        options, schedule = self.options, self.schedule
+        q, q_strides, a, b = self._scaled()
+        span, stages = schedule.pipeline(tiles * splits)
+        d, dv, lanes = q.size(-1), self.out.size(-1), self.batch * self.kv_heads
         launch(
-            fold_kernel, (batch * q_len * q_heads, -(-dv // schedule.columns)), partial, stats,
-            out, lse, *where[:3], starts, options.sinks, options.v_scale, q_start, q_len, kv_len,
-            q_heads, q_len, leaves, window, contract.leaf, *strides[3], *lse_strides, **common,
-            COLUMNS=schedule.columns, BATCH=schedule.batch, PDL=pdl, num_warps=1, pdl=pdl,
+            attention_kernel, (tiles * splits,), q, self.k, self.v, self.out, self.lse, partial,
+            stats, *self.lengths, self.table, self.starts, mask, options.sinks, options.k_scale,
+            options.v_scale, a, b, masked_at, self.q_start, self.q_len, self.kv_len, self.batch,
+            self.kv_heads, tiles // lanes, splits, leaves, options.window or 0,
+            self.contract.leaf, 0 if self.table is None else self.table.stride(0),
+            *q_strides, *self.strides[1], *self.strides[2], *self.strides[3], *self.lse_strides,
+            *((0, 0, 0, 0) if mask is None else mask.stride()),
+            **self._operands(), **self._ends(), D=d, BLOCK_D=_tile(d), BLOCK_DV=_tile(dv),
+            MASK=0 if mask is None else 1 if mask.dtype is torch.bool else 2,
+            ONE_POSITION=self.q_len == 1, SPAN=span, SPLIT=splits > 1, STAGES=stages,
+            PDL=splits > 1 and self._pdl, num_warps=schedule.warps, num_stages=stages,
+        )  # fmt: skip
+
+    def _spread(self, partial: torch.Tensor, stats: torch.Tensor, leaves: int) -> None:
+        options, schedule, leaf = self.options, self.schedule, self.contract.leaf
+        q, q_strides, a, b = self._scaled()
+        d, dv, lanes = q.size(-1), self.out.size(-1), self.batch * self.kv_heads
+        scores = q.new_empty((len(stats), leaves * leaf), dtype=torch.float32)
+        tops = q.new_empty((len(stats), leaves * leaf // STEP), dtype=torch.float32)
+        table_stride = 0 if self.table is None else self.table.stride(0)
+        where = (*self.lengths, self.table, self.starts, options.k_scale)
+        launch(
+            scores_kernel, (lanes, -(-self.kv_len // STEP)), q, self.k, scores, tops, *where, a, b,
+            self.q_start, self.kv_len, self.kv_heads, leaves, options.window or 0, leaf,
+            table_stride, *q_strides, *self.strides[1], **self._operands(), D=d, BLOCK_D=_tile(d),
+            PDL=self._pdl, num_warps=schedule.warps,
+        )  # fmt: skip
+        launch(
+            values_kernel, (lanes, leaves, -(-dv // schedule.columns)), q, self.v, scores, tops,
+            partial, stats, *where, a, self.q_start, self.kv_len, self.kv_heads, leaves,
+            options.window or 0, table_stride, *self.strides[2], **self._operands(), DV=dv,
+            COLUMNS=schedule.columns, LEAF=leaf, PDL=self._pdl, num_warps=schedule.warps,
+            pdl=self._pdl,
+        )  # fmt: skip
+
+    def _fold(self, partial: torch.Tensor, stats: torch.Tensor, leaves: int) -> None:
+        options, schedule, heads = self.options, self.schedule, self.out.size(1)
+        columns = -(-self.out.size(-1) // schedule.columns)
+        launch(
+            fold_kernel, (self.batch * self.q_len * heads, columns), partial, stats, self.out,
+            self.lse, *self.lengths, self.starts, options.sinks, options.v_scale, self.q_start,
+            self.q_len, self.kv_len, heads, self.q_len, leaves, options.window or 0,
+            self.contract.leaf, *self.strides[3], *self.lse_strides, **self._common(),
+            **self._ends(), COLUMNS=schedule.columns, BATCH=schedule.batch, PDL=self._pdl,
+            num_warps=1, pdl=self._pdl,
         )  # fmt: skip
 
 
 def _tile(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
-
-
-def _like(q: torch.Tensor, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense copy of q in the order in which the kernel takes them."""
-    return q.stride()[:3] if q.dim() == 4 else (0, q.stride(1), q.stride(0))

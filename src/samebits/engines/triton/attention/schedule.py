@@ -24,20 +24,33 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
         programs: programs to aim for. Where tiles are fewer, several share the leaves of a tile
             and write them to a workspace for a second kernel; else one folds them as they come.
         warps, stages: warps of a program of the first kernel, and steps of 64 keys in flight.
-        span: steps taken together where all rows stand at one position.
+        spread: decoding with so few leaves that each would have a processor of its own spreads
+            them over more (`latency`).
+        span: steps taken together in decoding, where every program has a processor of its own: then
+            the time is that of one leaf's steps, one after the other.
         columns: values that a program of the fold takes.
         batch: leaves that it has in flight.
         pdl: the fold is launched while the first kernel runs.
     """
 
     block_m: int
-    programs: int = 2 * PROCESSORS
+    programs: int = 256
     warps: int = 4
     stages: int = 3
-    span: int = 1
+    spread: bool = True
+    span: int = 2
     columns: int = 32
     batch: int = 16
     pdl: bool = True
+
+    def pipeline(self, programs: int) -> tuple[int, int]:
+        """Steps taken together, and loads in flight, where that many programs run."""
+        span = self.span if programs <= PROCESSORS else 1
+        return span, self.stages if span == 1 else self.stages // span + 1
+
+    def spreads(self, group: int, leaves: int) -> bool:
+        """Whether `leaves` leaves in all, of `group` rows each, are spread."""
+        return self.spread and group <= self.block_m and leaves <= PROCESSORS
 
     def splits(self, tiles: int, leaves: int) -> int:
         """Programs that share the leaves of each of `tiles` tiles."""
@@ -59,8 +72,7 @@ def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
         return _fitting(key, AttentionSchedule(block_m=16, stages=4))
     if rows <= 32:
         return _fitting(key, AttentionSchedule(block_m=32))
-    wide = max(key.head_dim or 0, key.value_dim or 0) > 128
-    return _fitting(key, AttentionSchedule(block_m=64, warps=8 if wide else 4, stages=2))
+    return _fitting(key, AttentionSchedule(block_m=64, warps=8, stages=2))
 
 
 def candidates(key: ScheduleKey, bucket: int) -> tuple[AttentionSchedule, ...]:
@@ -73,10 +85,10 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[AttentionSchedule, ...]:
         tiles = [(64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 8, 2), (128, 8, 3)]
     found = {
         _fitting(key, AttentionSchedule(
-            block_m=block_m, warps=warps, stages=stages, programs=waves * PROCESSORS
+            block_m=block_m, warps=warps, stages=stages, programs=programs
         ))
         for block_m, warps, stages in tiles
-        for waves in (1, 2, 4, 16)
+        for programs in (128, 256, 512, 2048)
     }  # fmt: skip
     return tuple(sorted(found, key=repr))
 
@@ -85,5 +97,5 @@ def _fitting(key: ScheduleKey, schedule: AttentionSchedule) -> AttentionSchedule
     """`schedule` with no more stages than shared memory holds."""
     d, dv = (1 << ((size or 128) - 1).bit_length() for size in (key.head_dim, key.value_dim))
     fixed = 2 * schedule.block_m * d
-    stages = max(1, min(schedule.stages, (SHARED - fixed) // (2 * 64 * schedule.span * (d + dv))))
+    stages = max(1, min(schedule.stages, (SHARED - fixed) // (2 * 64 * (d + dv))))
     return replace(schedule, stages=stages)
