@@ -40,7 +40,7 @@ def precompile(keys: Iterable[ScheduleKey], device_class: str, workers: int) -> 
 
 
 def distinct(keys: Iterable[ScheduleKey]) -> Iterator[Job]:
-    """One job for each kernel that Triton compiles anew, the longest compilations first.
+    """One job for each kernel that Triton compiles anew, in the order of the keys.
 
     Triton compiles for a schedule and for what it sees of the arguments: which are 1, which are
     multiples of 16, whether blocks of k come out even, how many leaves there are. The smallest
@@ -57,7 +57,7 @@ def distinct(keys: Iterable[ScheduleKey]) -> Iterator[Job]:
                 )  # fmt: skip
                 if seen not in found or _size(key) < _size(found[seen][0]):
                     found[seen] = key, m, schedule
-    yield from sorted(found.values(), key=lambda job: -job[1])
+    yield from found.values()
 
 
 def _size(key: ScheduleKey) -> int:
