@@ -100,7 +100,7 @@ CUDA_GROUPS = (
         "a sum or product over several elements has no contract here",
         """
         _cslt_sparse_mm _cslt_sparse_mm_search _foreach_mm _foreach_norm _foreach_powsum
-        _fused_rms_norm _fused_rms_norm_backward _grouped_mm _mixed_dtypes_linear
+        _fused_rms_norm _fused_rms_norm_backward _mixed_dtypes_linear
         _scaled_grouped_mm _scaled_grouped_mm_v2 _sparse_semi_structured_addmm
         _sparse_semi_structured_linear _sparse_semi_structured_mm
         _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell_backward_impl _weight_int4pack_mm

@@ -101,6 +101,13 @@ def test_gate_and_product_in_one_tile(s: GroupedSchedule) -> None:
     assert bits.equal(in_order, want[ids.reshape(-1).sort(stable=True).indices])
 
 
+@pytest.mark.parametrize("s", [SWAPPED, TMA])
+def test_no_slots(s: GroupedSchedule) -> None:
+    contract = sb.contract_of("grouped_linear", n=8, k=16, dtype="bf16", device="sm_90")
+    x, weight = torch.zeros(0, 16).bfloat16(), torch.zeros(2, 8, 16).bfloat16()
+    assert product(contract, s, x, weight, torch.zeros(0, 2, dtype=torch.int64)).shape == (0, 8)
+
+
 def test_fp32_is_a_chain_of_fma() -> None:
     contract = sb.contract_of("grouped_linear", n=20, k=77, dtype="fp32", device="sm_90")
     x, weight = values(1, 5, 77, dtype=torch.float32), values(2, 2, 20, 77, dtype=torch.float32)

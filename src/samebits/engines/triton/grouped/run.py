@@ -80,6 +80,8 @@ def grouped_linear(
     columns = n // 2 if gated else n
     slots = groups.order.numel()
     out = torch.empty(slots, columns, dtype=out_dtype, device=x.device)
+    if not out.numel():
+        return out
     leaf, leaves, pairwise = leaves_of(contract, k)
     s = schedule
     if s.persistent and not fits_persistent(contract, x, weight, columns):
