@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import interpreter
 from samebits.engines.driver import _cuda
+from samebits.engines.driver.memory import empty
 from samebits.errors import DeviceError
 
 without_gpu = pytest.mark.skipif(not interpreter.INTERPRETED, reason="there is a GPU")
@@ -64,3 +66,18 @@ def test_importing_samebits_loads_neither_triton_nor_cuda() -> None:
         "sys.exit('triton' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@needs_gpu
+def test_memory_is_torch_s_own() -> None:
+    before = torch.cuda.memory_allocated()
+    x = empty(3, 1024, torch.float32, 0)
+    assert x.shape == (3, 1024) and x.is_contiguous() and x.dtype is torch.float32
+    assert x.device == torch.device("cuda", 0)
+    assert torch.cuda.memory_allocated() == before + 3 * 4096
+    assert empty(0, 5, torch.bfloat16, 0).shape == (0, 5)
+
+
+def test_memory_of_the_cpu() -> None:
+    x = empty(2, 5, torch.bfloat16, -1)
+    assert x.shape == (2, 5) and x.dtype is torch.bfloat16 and x.is_cpu

@@ -62,41 +62,6 @@ def test_descriptors() -> None:
     assert torch.equal(x, y)
 
 
-def test_table_tells_equal_values_of_other_kinds_apart() -> None:
-    table = _cuda.Table()
-    values = [1, True, 1.0, "1", 0, False, 0.0, -0.0, None, (1,), (True,), (1.0,), torch.float32]
-    for value in values:
-        table.put(scaled_kernel, (4, 3, False), {"A": value}, repr(value))
-    assert len(table) == len(values)
-    for value in values:
-        assert table.get(scaled_kernel, (4, 3, False), {"A": value}) == repr(value)
-    assert table.get(scaled_kernel, (4, 3, True), {"A": 1}) is None
-    assert table.get(scaled_kernel, (4, 3, False), {"B": 1}) is None
-    assert table.get(tile_kernel, (4, 3, False), {"A": 1}) is None
-    assert table.get(scaled_kernel, (4, 3, False), {"A": 2**70}) is None
-    table.put(scaled_kernel, (4, 3, False), {"A": 2**70}, "big")
-    assert table.get(scaled_kernel, (4, 3, False), {"A": 2**70}) == "big"
-
-
-def test_objects_are_compared_by_value_and_type() -> None:
-    class Layout:
-        def __init__(self, n: int) -> None:
-            self.n = n
-
-        def __hash__(self) -> int:
-            return self.n
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Layout) and other.n == self.n
-
-    table = _cuda.Table()
-    table.put(scaled_kernel, (), {"L": Layout(1)}, "one")
-    assert table.get(scaled_kernel, (), {"L": Layout(1)}) == "one"
-    assert table.get(scaled_kernel, (), {"L": Layout(2)}) is None
-    with pytest.raises(TypeError, match="unhashable"):
-        table.get(scaled_kernel, (), {"L": [1]})
-
-
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -108,14 +73,14 @@ def test_objects_are_compared_by_value_and_type() -> None:
     ],
 )
 def test_refusals(args: tuple[Any, ...], text: str) -> None:
-    launcher = _cuda.Launcher("k", lambda *_: None, lambda *_: None, lambda _: 0, [False, False])
+    launcher = _cuda.Launcher("k", lambda *_: None, lambda *_: None, [False, False])
     with pytest.raises(DeviceError, match=text):
         launcher((1,), *args)
 
 
 @pytest.mark.parametrize("grid", [(), (1, 1, 1, 1), (-1,), (2**31,)])
 def test_bad_grids(grid: tuple[int, ...]) -> None:
-    launcher = _cuda.Launcher("k", lambda *_: None, lambda *_: None, lambda _: 0, [False])
+    launcher = _cuda.Launcher("k", lambda *_: None, lambda *_: None, [False])
     with pytest.raises(DeviceError, match="grid"):
         launcher(grid, torch.ones(1))
 

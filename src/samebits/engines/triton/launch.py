@@ -22,7 +22,8 @@ from samebits.errors import DeviceError
 #: grid and the kernel's arguments -> None.
 Prepared = Callable[..., None]
 
-_TABLE = _cuda.Table()
+#: Kernels and options that are in use in one process at most.
+_LAUNCHERS = _cuda.Memo(1 << 16)
 #: What a parameter of each scalar type is packed as; pointers are words too.
 _PACKED = {
     **dict.fromkeys(("i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64"), "word"),
@@ -58,12 +59,7 @@ def launch(
             not on the GPU.
         TypeError: the parameters given by name are not the kernel's last ones.
     """
-    launcher = _TABLE.get(kernel, (num_warps, num_stages, pdl), constexprs)
-    if launcher is None:
-        launcher = prepare(
-            kernel, num_warps=num_warps, num_stages=num_stages, pdl=pdl, **constexprs
-        )
-    launcher(grid, *args)
+    prepare(kernel, num_warps=num_warps, num_stages=num_stages, pdl=pdl, **constexprs)(grid, *args)
 
 
 def prepare(
@@ -79,7 +75,7 @@ def prepare(
     To hold on to where the same kernel and options come again: it saves looking them up. Arguments
     and errors as `launch`.
     """
-    known: Prepared | None = _TABLE.get(kernel, (num_warps, num_stages, pdl), constexprs)
+    known: Prepared | None = _LAUNCHERS.get(kernel, num_warps, num_stages, pdl, constexprs)
     if known is not None:
         return known
     named = {
@@ -92,12 +88,11 @@ def prepare(
             kernel.__name__,
             partial(_compile, kernel, named),
             _scratch,
-            torch._C._cuda_getCurrentRawStream,
             _constant_arguments(kernel, constexprs),
         )
     else:
         launcher = partial(_interpret, kernel, named)
-    _TABLE.put(kernel, (num_warps, num_stages, pdl), constexprs, launcher)
+    _LAUNCHERS.put(launcher, kernel, num_warps, num_stages, pdl, constexprs)
     return launcher
 
 

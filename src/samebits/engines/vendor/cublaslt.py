@@ -26,8 +26,8 @@ TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}
 COMPUTE_32F, COMPUTE_32F_PEDANTIC = 68, 69
 #: Every address and every stride is a multiple of so many bytes, or the product is not taken.
 ALIGNMENT = 16
-#: Plans that are kept; one takes some hundred bytes of host memory.
-_MOST_PLANS = 8192
+#: `_Plan` by contract, schedule and operands; one takes some hundred bytes of host memory.
+_PLANS = _cuda.Memo(8192)
 
 _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -62,18 +62,11 @@ def run(
     """
     if beta == 0:
         c = None
-    # A plan keeps its contract and schedule alive, so their addresses stand for them: a hash of all
-    # their parts would take longer than the rest of this function.
-    key = (
-        id(contract), id(schedule), x.shape, x.stride(), x.dtype, w.stride(), y.shape, y.stride(),
-        y.dtype, None if c is None else (c.stride(), c.dtype), y.get_device(),
-    )  # fmt: skip
-    plan = _PLANS.get(key)
+    plan = _PLANS.get(contract, schedule, x, w, y, c)
     if plan is None:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[key] = _Plan(contract, schedule, x, w, y, c)
-    return plan.refusal is None and plan.run(x, w, y, c, alpha, beta)
+        plan = _Plan(contract, schedule, x, w, y, c)
+        _PLANS.put(plan, contract, schedule, x, w, y, c)
+    return plan.refusal is None and bool(plan.run(x, w, y, c, alpha, beta))
 
 
 def refusal(
@@ -134,7 +127,6 @@ class _Plan:
         y: torch.Tensor,
         c: torch.Tensor | None,
     ) -> None:
-        self.contract, self.schedule = contract, schedule
         self.refusal = refusal(contract, x, w, y, c)
         if self.refusal is not None:
             return
@@ -175,11 +167,7 @@ class _Plan:
         a, b, d, e = w.data_ptr(), x.data_ptr(), y.data_ptr(), 0 if c is None else c.data_ptr()
         # With one leaf and no c there is one rounding, of alpha * acc; else keep to the contract's.
         single = len(self.products) == 1
-        if (
-            (a | b | d | e) % ALIGNMENT
-            or (beta if e else 1) != 1
-            or (alpha != 1 and (e or not single))
-        ):
+        if (e and beta != 1) or (alpha != 1 and (e or not single)):
             return False
         stream, size = _stream(self.device), self.scratch
         # Some algorithms count tiles in a few bytes. The allocator may have them back at once: what
@@ -205,9 +193,6 @@ class _Plan:
         if acc is not y:
             y.copy_(acc)
         return True
-
-
-_PLANS: dict[tuple[Any, ...], _Plan] = {}
 
 
 def describe(

@@ -14,6 +14,8 @@ import torch
 
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
+from samebits.engines.driver import _cuda
+from samebits.engines.driver.memory import empty
 from samebits.engines.triton import device_class
 from samebits.engines.triton.linear.run import Plan, plan_for, run
 from samebits.engines.triton.linear.schedule import GemmSchedule
@@ -46,19 +48,18 @@ def linear(
 
     See `samebits.ops.linear`.
     """
-    aligned = x.data_ptr() | weight.data_ptr()
-    if bias is not None:
-        aligned |= bias.data_ptr()
-    key = (
-        x.shape, x.stride(), weight.shape, weight.stride(), x.dtype, out_dtype, tree,
-        None if bias is None else bias.stride(), aligned & 15, x.get_device(), _fast(x),
-    )  # fmt: skip
-    ready = _READY.get(key)
+    of = x, weight, bias, out_dtype, tree, _fast(x)
+    ready = _READY.get(*of)
     if ready is None:
-        if len(_READY) >= _MOST_KNOWN:
-            _READY.clear()
-        ready = _READY[key] = _Ready(x, weight, bias, out_dtype, tree)
-    return ready(x, weight, bias)
+        ready = _Ready(x, weight, bias, out_dtype, tree)
+        _READY.put(ready, *of)
+    result: torch.Tensor = ready(x, weight, bias)
+    return result
+
+
+#: `_Ready` by operands, dtype of the result, tree, and whether fp32 may be tf32.
+_READY = _cuda.Memo(_MOST_KNOWN)
+planner.on_change.append(_READY.clear)
 
 
 class _Ready:
@@ -74,8 +75,8 @@ class _Ready:
     ) -> None:
         n, k = weight.shape
         self.dtype = x.dtype if out_dtype is None else out_dtype
-        self.shape = (*x.shape[:-1], n)
-        self.m = math.prod(x.shape[:-1])
+        self.shape, self.flat, self.device = (*x.shape[:-1], n), x.dim() == 2, x.get_device()
+        self.m, self.n, self.k = math.prod(x.shape[:-1]), n, k
         self.known = _known("linear", x, n, k, self.dtype, tree)
         self.plan: Plan | None = None
         schedule = self.known.row.at(self.m)
@@ -90,17 +91,13 @@ class _Ready:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        y = x.new_empty(self.shape, dtype=self.dtype)
+        y = empty(self.m, self.n, self.dtype, self.device)
         if self.plan is not None:
             self.plan(self.m, 1, x, weight, y, bias, 1.0, 1.0, None, None)
         else:
-            rows, flat = x.reshape(self.m, x.shape[-1]), y.view(self.m, self.shape[-1])
-            _run(self.known, rows, weight, flat, None if bias is None else bias.expand(flat.shape))
-        return y
-
-
-_READY: dict[tuple[Any, ...], _Ready] = {}
-planner.on_change.append(_READY.clear)
+            rows, c = x.reshape(self.m, self.k), None if bias is None else bias.expand(y.shape)
+            _run(self.known, rows, weight, y, c)
+        return y if self.flat else y.view(self.shape)
 
 
 def bmm(

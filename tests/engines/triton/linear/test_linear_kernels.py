@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ from gemm_samples import contract, operand, schedules_for, with_specials
 from interpreter import INTERPRETED
 from samebits import bits
 from samebits.contract import Balanced, Chain, LinearContract, Segment, Split, Tree
-from samebits.engines.triton.linear import run as launcher
 from samebits.engines.triton.linear.run import run
 from samebits.engines.triton.linear.schedule import GemmSchedule, fitting
 from samebits.errors import ContractError
@@ -280,12 +278,3 @@ def test_stock_products_depend_on_the_number_of_rows() -> None:
     first = {torch.mm(x[:m], w.t())[0].view(torch.int16).cpu().numpy().tobytes()
              for m in (1, 2, 16, 48, 64, 128, 256, 512)}  # fmt: skip
     assert len(first) > 1
-
-
-def test_plans_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_MOST_PLANS", 2)
-    for n in (16, 32, 48, 64):
-        x, w = operand("bf16", 3, 32, seed=1), operand("bf16", n, 32, seed=2)
-        check(contract("bf16", Chain()), KINDS[:1], x, w)
-    assert len(launcher._PLANS) <= 2
-    assert np.isfinite(len(launcher._PLANS))

@@ -3,23 +3,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include "tensor.hpp"
 
 namespace samebits::cuda {
 namespace {
 
-template <class T>
-void append_bytes(std::string& key, const T& value) {
-  char bytes[sizeof(T)];
-  std::memcpy(bytes, &value, sizeof(T));
-  key.append(bytes, sizeof(T));
-}
-
-/// Names of attributes, made once.
+/// Names of the fields of tensor descriptors, made once.
 struct Names {
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
-  PyObject* get_device = PyUnicode_InternFromString("get_device");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* base = PyUnicode_InternFromString("base");
   PyObject* shape = PyUnicode_InternFromString("shape");
   PyObject* strides = PyUnicode_InternFromString("strides");
@@ -33,30 +23,9 @@ const Names& names() {
   return once;
 }
 
-/// torch.Tensor; kept for ever, as its module is.
-PyTypeObject* tensor_type() {
-  static PyObject* const once = nb::module_::import_("torch").attr("Tensor").inc_ref().ptr();
-  return reinterpret_cast<PyTypeObject*>(once);
-}
-
-nb::object get(nb::handle object, PyObject* name) {
-  PyObject* value = PyObject_GetAttr(object.ptr(), name);
-  if (!value) throw nb::python_error();
-  return nb::steal(value);
-}
-
-int64_t call_for_int(nb::handle object, PyObject* method, bool is_unsigned = false) {
-  nb::object value = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method));
-  if (!value.is_valid()) throw nb::python_error();
-  const int64_t number = is_unsigned ? static_cast<int64_t>(PyLong_AsUnsignedLongLong(value.ptr()))
-                                     : PyLong_AsLongLong(value.ptr());
-  if (number == -1 && PyErr_Occurred()) throw nb::python_error();
-  return number;
-}
-
 /// Integers of a list, a tuple or torch.Size; returns how many.
 int integers(nb::handle sequence, int64_t* out, int most) {
-  nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "shapes and strides are sequences"));
+  nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "grids, shapes and strides are sequences"));
   if (!fast.is_valid()) throw nb::python_error();
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
   if (count > most) fail("more than " + std::to_string(most) + " axes or grid dimensions");
@@ -68,12 +37,12 @@ int integers(nb::handle sequence, int64_t* out, int most) {
 }
 
 /// Triton's classes of integers: 1; 32 or 64 bits, signed or not; divisible by 16 or not.
-char integer_class(nb::handle value, uint64_t& word) {
+char integer_class(PyObject* value, uint64_t& word) {
   int overflow = 0;
-  const int64_t number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
   if (number == -1 && !overflow && PyErr_Occurred()) throw nb::python_error();
   if (overflow) {
-    word = PyLong_AsUnsignedLongLong(value.ptr());
+    word = PyLong_AsUnsignedLongLong(value);
     if (PyErr_Occurred()) throw nb::python_error();
     return word % 16 == 0 ? 'U' : 'u';
   }
@@ -89,191 +58,147 @@ nb::dict fields_of(nb::handle object) {
   if (!fields.is_valid()) PyErr_Clear();
   const bool described = fields.is_valid() && PyDict_Contains(fields.ptr(), names().block_shape) == 1 &&
                          PyDict_Contains(fields.ptr(), names().base) == 1;
-  if (!described) return nb::steal<nb::dict>(nullptr);
-  return nb::borrow<nb::dict>(fields);
+  return described ? nb::borrow<nb::dict>(fields) : nb::steal<nb::dict>(nullptr);
 }
 
 /// A field, or nothing.
 nb::handle field(const nb::dict& fields, PyObject* name) { return PyDict_GetItemWithError(fields.ptr(), name); }
 
-Window window_of(const nb::dict& fields, nb::handle base, const std::string& kernel, size_t index) {
-  Window window;
-  window.rank = integers(field(fields, names().shape), window.shape, Window::kMaxRank);
-  if (integers(field(fields, names().strides), window.strides, Window::kMaxRank) != window.rank)
-    fail("kernel " + kernel + ": argument " + std::to_string(index) + " is a descriptor with " +
-         std::to_string(window.rank) + " sizes and another number of strides");
-  window.address = call_for_int(base, names().data_ptr, true);
-  const nb::handle padding = field(fields, names().padding);
-  window.nan_fill = padding.is_valid() && PyUnicode_CompareWithASCIIString(padding.ptr(), "nan") == 0;
-  return window;
+/// The grid; false if it has no program.
+bool read_grid(nb::handle grid, const std::string& kernel, Grid& found) {
+  int64_t programs[3] = {1, 1, 1};
+  if (integers(grid, programs, 3) == 0) fail("kernel " + kernel + ": the grid has no dimension");
+  bool some = true;
+  for (int i = 0; i < 3; ++i) {
+    if (programs[i] < 0 || programs[i] > INT32_MAX)
+      fail("kernel " + kernel + ": a grid dimension of " + std::to_string(programs[i]));
+    some = some && programs[i] > 0;
+    found[i] = static_cast<uint32_t>(programs[i]);
+  }
+  return some;
+}
+
+[[noreturn]] void fail_at(const std::string& kernel, size_t index, const std::string& what) {
+  fail("kernel " + kernel + ": argument " + std::to_string(index) + " " + what);
+}
+
+/// The device of a tensor, which all arguments share.
+void settle_device(const Tensor& t, const std::string& kernel, size_t index, int& device) {
+  if (!t.on_gpu()) fail_at(kernel, index, "is not on a GPU; move it with .cuda()");
+  if (device >= 0 && t.device != device)
+    fail_at(kernel, index, "is on cuda:" + std::to_string(t.device) + ", others are on cuda:" + std::to_string(device));
+  device = t.device;
 }
 
 }  // namespace
 
-int64_t Keys::intern(nb::handle object) {
-  nb::tuple typed = nb::make_tuple(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))), object);
-  if (PyObject* known = PyDict_GetItemWithError(numbers_.ptr(), typed.ptr())) return PyLong_AsLongLong(known);
-  if (PyErr_Occurred()) throw nb::python_error();
-  const int64_t number = next_++;  // before Python code runs again: another thread may come in
-  numbers_[typed] = number;
-  return number;
+void Arguments::clear() {
+  key.clear();
+  values.clear();
+  windows.clear();
+  device = -1;
 }
 
-void Keys::append(std::string& key, nb::handle value) {
-  PyObject* v = value.ptr();
-  if (v == Py_None) {
-    key += 'n';
-  } else if (PyBool_Check(v)) {
-    key += v == Py_True ? 'T' : 'F';
-  } else if (PyLong_CheckExact(v)) {
-    int overflow = 0;
-    const int64_t number = PyLong_AsLongLongAndOverflow(v, &overflow);
-    key += overflow ? 'O' : 'i';
-    append_bytes(key, overflow ? intern(value) : number);
-  } else if (PyFloat_CheckExact(v)) {
-    key += 'f';
-    append_bytes(key, PyFloat_AS_DOUBLE(v));
-  } else if (PyUnicode_CheckExact(v)) {
-    Py_ssize_t size;
-    const char* text = PyUnicode_AsUTF8AndSize(v, &size);
-    if (!text) throw nb::python_error();
-    key += 's';
-    append_bytes(key, size);
-    key.append(text, size);
-  } else if (PyTuple_CheckExact(v)) {
-    key += 't';
-    append_bytes(key, PyTuple_GET_SIZE(v));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(v); ++i) append(key, PyTuple_GET_ITEM(v, i));
-  } else {
-    key += 'o';
-    append_bytes(key, intern(value));
-  }
-}
-
-/// What one call's arguments are: the specialisation key and the values to pack.
-struct Launcher::Seen {
-  std::string key;
-  std::vector<Value> values;
-  std::vector<Window> windows;
-  int device = -1;
-
-  void tensor_on(int64_t at, const std::string& kernel, size_t index) {
-    if (at < 0)
-      fail("kernel " + kernel + ": argument " + std::to_string(index) + " is not on a GPU; move it with .cuda()");
-    if (device >= 0 && at != device)
-      fail("kernel " + kernel + ": argument " + std::to_string(index) + " is on cuda:" + std::to_string(at) +
-           ", others are on cuda:" + std::to_string(device));
-    device = static_cast<int>(at);
-  }
-};
-
-Launcher::Launcher(std::string name, nb::callable compile, nb::callable allocate, nb::callable stream,
-                   std::vector<bool> constant)
+Launcher::Launcher(std::string name, nb::callable compile, nb::callable allocate, std::vector<bool> constant)
     : name_(std::move(name)), compile_(std::move(compile)), allocate_(std::move(allocate)),
-      stream_(std::move(stream)), constant_(std::move(constant)) {}
+      constant_(std::move(constant)) {}
 
-void Launcher::operator()(nb::handle grid, nb::args args) {
-  int64_t programs[3] = {1, 1, 1};
-  const int dimensions = integers(grid, programs, 3);
-  if (dimensions == 0) fail("kernel " + name_ + ": the grid has no dimension");
-  for (int64_t p : programs) {
-    if (p == 0) return;
-    if (p < 0 || p > INT32_MAX) fail("kernel " + name_ + ": a grid dimension of " + std::to_string(p));
-  }
+void Launcher::look_at(const nb::args& args, Arguments& found) {
   if (args.size() != constant_.size())
     fail("kernel " + name_ + " takes " + std::to_string(constant_.size()) + " positional arguments here, not " +
          std::to_string(args.size()));
-
-  // Cleared, not freed, between calls of a thread. A kernel that is compiled meanwhile may launch others, so take it.
-  thread_local Seen spare;
-  Seen seen = std::move(spare);
-  seen.key.clear();
-  seen.values.clear();
-  seen.windows.clear();
-  seen.device = -1;
   for (size_t i = 0; i < args.size(); ++i) {
     nb::handle arg = args[i];
     PyObject* a = arg.ptr();
     Value value;
     if (constant_[i]) {
-      keys_.append(seen.key, arg);
+      keys_.append(found.key, arg);
     } else if (a == Py_None) {
-      seen.key += 'n';
+      found.key += 'n';
     } else if (PyBool_Check(a)) {
-      seen.key += 'b';
+      found.key += 'b';
       value.word = a == Py_True;
     } else if (PyLong_Check(a)) {
-      seen.key += integer_class(arg, value.word);
+      found.key += integer_class(a, value.word);
     } else if (PyFloat_Check(a)) {
-      seen.key += 'f';
+      found.key += 'f';
       value.real = PyFloat_AS_DOUBLE(a);
-    } else if (PyObject_TypeCheck(a, tensor_type())) {
-      value.word = call_for_int(arg, names().data_ptr, true);
-      seen.tensor_on(call_for_int(arg, names().get_device), name_, i);
-      seen.key += value.word % 16 == 0 ? 'P' : 'p';
-      append_bytes(seen.key, get(arg, names().dtype).ptr());  // dtypes live as long as torch
-    } else if (const nb::dict fields = fields_of(arg); fields.is_valid()) {
-      const nb::handle base = field(fields, names().base), layout = field(fields, names().layout);
-      const Window window = window_of(fields, base, name_, i);
-      seen.tensor_on(call_for_int(base, names().get_device), name_, i);
-      seen.key += 'd';
-      append_bytes(seen.key, get(base, names().dtype).ptr());
-      append_bytes(seen.key, layout.is_valid() ? keys_.intern(layout) : int64_t{-1});
-      keys_.append(seen.key, nb::tuple(field(fields, names().block_shape)));
-      value.window = static_cast<int>(seen.windows.size());
-      seen.windows.push_back(window);
+    } else if (is_tensor(a)) {
+      const Tensor t = view(a);
+      settle_device(t, name_, i, found.device);
+      value.word = t.address();
+      found.key += t.aligned() ? 'P' : 'p';
+      append_bytes(found.key, t.dtype());
     } else {
-      fail("kernel " + name_ + ": argument " + std::to_string(i) + " is a " + Py_TYPE(a)->tp_name +
-           "; kernels take tensors, tensor descriptors, numbers and None, one by one");
+      value.window = static_cast<int>(found.windows.size());
+      look_at_descriptor(arg, i, found);
     }
-    seen.values.push_back(value);
+    found.values.push_back(value);
   }
-  if (seen.device < 0) fail("kernel " + name_ + ": no argument is a tensor, so there is no device to run on");
-  append_bytes(seen.key, seen.device);
-
-  const Kernel& kernel = find(seen.key, seen.device, args);
-  const uint32_t size[3] = {static_cast<uint32_t>(programs[0]), static_cast<uint32_t>(programs[1]),
-                            static_cast<uint32_t>(programs[2])};
-  nb::object handle = stream_(seen.device), scratch;
-  uint64_t scratch_address = 0;
-  if (const int64_t bytes = kernel.scratch_bytes(size)) {
-    scratch = allocate_(bytes, seen.device);  // may go back after the launch: the allocator knows the stream
-    scratch_address = call_for_int(scratch, names().data_ptr, true);
-  }
-  const auto stream = reinterpret_cast<Stream>(PyLong_AsUnsignedLongLong(handle.ptr()));
-  kernel.launch(stream, size, seen.values, seen.windows, scratch_address);
-  spare = std::move(seen);
+  if (found.device < 0) fail("kernel " + name_ + ": no argument is a tensor, so there is no device to run on");
+  append_bytes(found.key, found.device);
 }
 
-const Kernel& Launcher::find(const std::string& key, int device, const nb::args& args) {
-  auto known = kernels_.find(key);
-  if (known == kernels_.end()) known = kernels_.emplace(key, compile_(device, args)).first;
+void Launcher::look_at_descriptor(nb::handle arg, size_t index, Arguments& found) {
+  const nb::dict fields = fields_of(arg);
+  if (!fields.is_valid())
+    fail_at(name_, index, std::string("is a ") + Py_TYPE(arg.ptr())->tp_name +
+                              "; kernels take tensors, tensor descriptors, numbers and None, one by one");
+  const nb::handle base = field(fields, names().base), layout = field(fields, names().layout);
+  const nb::handle padding = field(fields, names().padding);
+  const Tensor t = view(base.ptr());
+  settle_device(t, name_, index, found.device);
+  Window window;
+  window.address = t.address();
+  window.rank = integers(field(fields, names().shape), window.shape, Window::kMaxRank);
+  if (integers(field(fields, names().strides), window.strides, Window::kMaxRank) != window.rank)
+    fail_at(name_, index, "is a descriptor with another number of strides than sizes");
+  window.nan_fill = padding.is_valid() && PyUnicode_CompareWithASCIIString(padding.ptr(), "nan") == 0;
+  found.key += 'd';
+  append_bytes(found.key, t.dtype());
+  append_bytes(found.key, layout.is_valid() ? keys_.intern(layout) : int64_t{-1});
+  keys_.append(found.key, nb::tuple(field(fields, names().block_shape)));
+  found.windows.push_back(window);
+}
+
+const Kernel& Launcher::find(const Arguments& arguments, const nb::args& args) {
+  auto known = kernels_.find(arguments.key);
+  if (known == kernels_.end())
+    known = kernels_.emplace(arguments.key, compile_(arguments.device, args)).first;
   return nb::cast<const Kernel&>(known->second);
 }
 
-std::string Table::make_key(nb::handle kernel, nb::handle options, const nb::dict& constants) {
-  std::string key;
-  key.reserve(256);
-  append_bytes(key, kernel.ptr());
-  keys_.append(key, options);
-  PyObject *name, *value;
-  Py_ssize_t position = 0;
-  while (PyDict_Next(constants.ptr(), &position, &name, &value)) {
-    keys_.append(key, name);
-    keys_.append(key, value);
+void Launcher::operator()(nb::handle grid, nb::args args) {
+  Grid programs;
+  if (!read_grid(grid, name_, programs)) return;
+  // Cleared, not freed, between calls of a thread. A kernel that is compiled meanwhile may launch others, so take it.
+  thread_local Arguments spare;
+  Arguments arguments = std::move(spare);
+  arguments.clear();
+  look_at(args, arguments);
+  const Kernel& kernel = find(arguments, args);
+  nb::object scratch;
+  uint64_t address = 0;
+  if (const int64_t bytes = kernel.scratch_bytes(programs.data())) {
+    scratch = allocate_(bytes, arguments.device);  // may go back after the launch: the allocator knows the stream
+    address = view(scratch.ptr()).address();
   }
-  return key;
+  kernel.launch(current_stream(arguments.device), programs.data(), arguments.values, arguments.windows, address);
+  spare = std::move(arguments);
 }
 
-nb::object Table::get(nb::handle kernel, nb::handle options, nb::dict constants) {
-  const auto known = launchers_.find(make_key(kernel, options, constants));
-  return known == launchers_.end() ? nb::none() : known->second;
-}
+struct Table {
+  Keys keys;
+  std::unordered_map<std::string, nb::object> entries;
 
-void Table::put(nb::handle kernel, nb::handle options, nb::dict constants, nb::object launcher) {
-  kernels_.push_back(nb::borrow(kernel));
-  launchers_.insert_or_assign(make_key(kernel, options, constants), std::move(launcher));
-}
+  std::string key(nb::handle kernel, nb::handle options, nb::handle constants) {
+    std::string found;
+    append_bytes(found, kernel.ptr());
+    keys.append(found, options);
+    keys.append(found, constants);
+    return found;
+  }
+};
 
 void bind_launcher(nb::module_& m) {
   nb::class_<Kernel>(m, "Kernel", "A compiled kernel on one device.")
@@ -308,15 +233,26 @@ void bind_launcher(nb::module_& m) {
       .def_ro("registers", &Kernel::registers)
       .def_ro("local_bytes", &Kernel::local_bytes);
   nb::class_<Launcher>(m, "Launcher", "Launches of one kernel with given options and compile-time parameters.")
-      .def(nb::init<std::string, nb::callable, nb::callable, nb::callable, std::vector<bool>>(), nb::arg("name"),
-           nb::arg("compile"), nb::arg("allocate"), nb::arg("stream"), nb::arg("constant"))
+      .def(nb::init<std::string, nb::callable, nb::callable, std::vector<bool>>(), nb::arg("name"), nb::arg("compile"),
+           nb::arg("allocate"), nb::arg("constant"))
+      .def("__init__", [](Launcher* self, std::string name, nb::callable compile, nb::callable allocate, nb::callable,
+                          std::vector<bool> constant) {
+        new (self) Launcher(std::move(name), std::move(compile), std::move(allocate), std::move(constant));
+      })
       .def("__call__", &Launcher::operator(), nb::arg("grid"), nb::arg("args"))
       .def_prop_ro("compiled", &Launcher::compiled, "How many specialisations have been compiled.");
-  nb::class_<Table>(m, "Table", "Launchers by kernel, options and compile-time parameters.")
+  // For callers of the first version of this module, until all of them have moved to Memo.
+  nb::class_<Table>(m, "Table")
       .def(nb::init<>())
-      .def("get", &Table::get, nb::arg("kernel"), nb::arg("options"), nb::arg("constants"))
-      .def("put", &Table::put, nb::arg("kernel"), nb::arg("options"), nb::arg("constants"), nb::arg("launcher"))
-      .def("__len__", &Table::size);
+      .def("get",
+           [](Table& t, nb::handle kernel, nb::handle options, nb::handle constants) {
+             const auto known = t.entries.find(t.key(kernel, options, constants));
+             return known == t.entries.end() ? nb::none() : known->second;
+           })
+      .def("put", [](Table& t, nb::handle kernel, nb::handle options, nb::handle constants, nb::object launcher) {
+        kernel.inc_ref();
+        t.entries.insert_or_assign(t.key(kernel, options, constants), std::move(launcher));
+      });
 }
 
 }  // namespace samebits::cuda

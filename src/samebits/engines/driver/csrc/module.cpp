@@ -4,6 +4,7 @@
 
 #include "launcher.hpp"
 #include "lt.hpp"
+#include "memo.hpp"
 
 NB_MODULE(_cuda, m) {
   namespace nb = nanobind;
@@ -16,6 +17,7 @@ NB_MODULE(_cuda, m) {
     check(driver().driver_version(&version), "version of the CUDA driver");
     return version;
   }, "Version of CUDA that the driver speaks, e.g. 13000.");
+  bind_memo(m);
   bind_launcher(m);
   bind_lt(m);
 }

@@ -16,6 +16,7 @@ import torch
 from samebits.contract import CUDA_FMA, LinearContract
 from samebits.contract.linear import SCALE_BLOCK
 from samebits.contract.tree import Chain, Lanes, cut
+from samebits.engines.driver import _cuda
 from samebits.engines.triton.launch import descriptor, prepare
 from samebits.engines.triton.linear.kernel import gemm_kernel
 from samebits.engines.triton.linear.persistent import persistent_kernel
@@ -31,8 +32,8 @@ from samebits.errors import ContractError, ShapeError
 MOST = 2**31 - 1024
 #: Rows of each of the two groups of warps that multiply in `specialized_kernel`.
 SLAB = 64
-#: Plans that are kept: launches made ready for operands of given strides.
-_MOST_PLANS = 8192
+#: `Plan` by contract, schedule and operands.
+_PLANS = _cuda.Memo(8192)
 #: In elements: from this stride on, an offset inside a tile may not fit into 32 bits.
 WIDE_FROM = 1 << 21
 
@@ -98,19 +99,11 @@ def run(
     """
     if beta == 0:
         c = None
-    # A plan keeps its contract and schedule alive, so their addresses stand for them.
-    key = (
-        id(contract), id(schedule), x.stride(), w.stride(), w.shape, y.stride(), y.dtype,
-        None if c is None else c.stride(), alpha != 1, beta != 1,
-        (x.data_ptr() | w.data_ptr() | y.data_ptr()) & 15 == 0, y.get_device(),
-        None if x_scale is None else x_scale.stride(),
-        None if w_scale is None else w_scale.stride(),
-    )  # fmt: skip
-    plan = _PLANS.get(key)
+    of = contract, schedule, x, w, y, c, alpha != 1, beta != 1, x_scale, w_scale
+    plan = _PLANS.get(*of)
     if plan is None:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[key] = plan_for(contract, schedule, x, w, y, c, alpha, beta, x_scale, w_scale)
+        plan = plan_for(contract, schedule, x, w, y, c, alpha, beta, x_scale, w_scale)
+        _PLANS.put(plan, *of)
     batch = y.shape[0] if y.dim() == 3 else 1
     plan(y.shape[-2], batch, x, w, y, c, float(alpha), float(beta), x_scale, w_scale)
 
@@ -145,7 +138,7 @@ def plan_for(
     if (stores or fit.tma) and not _fetchable(x, w, y, stores):
         fit = fitting(fit.plain, contract, *shape)
     kind = _Specialized if fit.specialized else _Persistent if fit.persistent else _Plain
-    return kind(contract, schedule, fit, leaves, epilogue, x, w, y, c, x_scale, w_scale)
+    return kind(contract, fit, leaves, epilogue, x, w, y, c, x_scale, w_scale)
 
 
 def _strides(x: torch.Tensor | None) -> tuple[int, int, int]:
@@ -170,7 +163,6 @@ class _Plain:
     def __init__(
         self,
         contract: LinearContract,
-        wanted: GemmSchedule,
         schedule: GemmSchedule,
         leaves: Leaves,
         epilogue: dict[str, Any],
@@ -181,7 +173,6 @@ class _Plain:
         x_scale: torch.Tensor | None,
         w_scale: torch.Tensor | None,
     ) -> None:
-        self.kept = contract, wanted  # see `run`
         self.swap, self.leaves = schedule.swap, leaves.count
         self.split = schedule.split and leaves.count > 1
         self.tma = schedule.tma
@@ -259,7 +250,6 @@ class _Persistent:
     def __init__(
         self,
         contract: LinearContract,
-        wanted: GemmSchedule,
         schedule: GemmSchedule,
         leaves: Leaves,
         epilogue: dict[str, Any],
@@ -269,7 +259,6 @@ class _Persistent:
         c: torch.Tensor | None,
         *_: Any,
     ) -> None:
-        self.kept = contract, wanted  # see `run`
         self.block_m, self.block_n = schedule.block_m, schedule.block_n
         self.copies = _Copies(x, w, schedule.block_m, schedule.block_n, schedule.block_k)
         self.n, self.y_row = w.shape[0], y.stride(0)
@@ -313,7 +302,6 @@ class _Specialized:
     def __init__(
         self,
         contract: LinearContract,
-        wanted: GemmSchedule,
         schedule: GemmSchedule,
         leaves: Leaves,
         epilogue: dict[str, Any],
@@ -323,7 +311,6 @@ class _Specialized:
         c: torch.Tensor | None,
         *_: Any,
     ) -> None:
-        self.kept = contract, wanted  # see `run`
         # Gluon is newer than Triton's language: nobody else shall depend on it.
         from samebits.engines.triton.linear.specialized import shared_layout, specialized_kernel
 
@@ -375,7 +362,6 @@ class _Specialized:
 
 
 Plan = _Plain | _Persistent | _Specialized
-_PLANS: dict[tuple[Any, ...], Plan] = {}
 
 
 class _Copies:
