@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import interpreter
+from samebits import bits
 from samebits.contract import Chain, ContractKey, LinearContract, Split, hopper_mma
 from samebits.engines.schedule import Schedule
-from samebits.engines.vendor import cublaslt
+from samebits.engines.vendor import cublaslt, tuning
 from samebits.engines.vendor.schedule import CublasLt
 from samebits.errors import DeviceError
 from samebits.plan import contract_for
@@ -112,3 +113,20 @@ def test_contracts_that_are_not_taken() -> None:
 def test_without_the_library_the_reason_is_given() -> None:
     with pytest.raises(DeviceError, match="libcublasLt"):
         cublaslt.run(contract(), CublasLt(version=1, algorithm=66), **operands())
+
+
+@needs_gpu
+@pytest.mark.parametrize("rows", [3, 4096])
+def test_the_first_call_may_be_captured(rows: int) -> None:
+    n, k = 4096, 512
+    x, w = (torch.randn(m, k, device="cuda").to(BF16) for m in (rows, n))
+    y, eager = (torch.zeros(rows, n, device="cuda", dtype=BF16) for _ in range(2))
+    schedule = tuning.candidates(rows, n, k, BF16)[-1]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert cublaslt.run(contract(n, k), schedule, x, w, y)
+    assert y.eq(0).all()
+    graph.replay()
+    assert cublaslt.run(contract(n, k), schedule, x, w, eager)
+    assert bits.equal(y, eager) and not y.eq(0).all()

@@ -112,6 +112,18 @@ class Current {
   bool pushed_ = false;
 };
 
+/// Loading code is forbidden while a stream is captured, although it orders nothing: allows it for a scope.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { driver().exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { driver().exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_ = kCaptureRelaxed;
+};
+
 /// A shared library that is loaded already or can be found; null otherwise.
 void* open_library(const char* name);
 

@@ -12,16 +12,6 @@ constexpr int kMostParameters = 128, kMostMaps = 8;
 constexpr int kDefaultShared = 48 * 1024;  // more needs the function's consent
 constexpr int kPortableCluster = 8;
 
-/// Loading a module is forbidden while a stream is captured, although it orders nothing: relax that for a scope.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { driver().exchange_capture_mode(&mode_); }
-  ~RelaxedCapture() { driver().exchange_capture_mode(&mode_); }
-
- private:
-  int mode_ = kCaptureRelaxed;
-};
-
 std::string tuple(const uint32_t v[3]) {
   return "(" + std::to_string(v[0]) + ", " + std::to_string(v[1]) + ", " + std::to_string(v[2]) + ")";
 }

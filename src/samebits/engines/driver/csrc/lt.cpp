@@ -161,6 +161,7 @@ Product::Product(int device, int compute, bool transpose_a, bool transpose_b, co
     : device_(device), compute_(compute), types_{a.type, b.type, d.type}, bias_type_(bias_type) {
   const Library& lt = library();
   const Current current(context_of(device));
+  const RelaxedCapture relaxed;
   handle_ = handle_of(device);
   lt_check(lt.description_create(&description_, compute, kReal32), "describing a product");
   const int ta = transpose_a, tb = transpose_b;
@@ -279,6 +280,7 @@ void Product::run(uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t bias,
   if (!pinned_) fail("cuBLASLt: pin an algorithm before running");
   if ((bias_type_ >= 0) != (bias != 0)) fail("cuBLASLt: this product was described with another bias");
   const Current current(context_of(device_));
+  const RelaxedCapture relaxed;  // the first call loads the kernel
   auto pointer = [](uint64_t address) { return reinterpret_cast<void*>(address); };
   // The GIL stays: the description holds the bias's address until the call is over.
   if (bias) lt_check(library().description_set(description_, kDescriptionBiasPointer, &bias, sizeof bias), "bias");
