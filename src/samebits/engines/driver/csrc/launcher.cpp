@@ -187,19 +187,6 @@ void Launcher::operator()(nb::handle grid, nb::args args) {
   spare = std::move(arguments);
 }
 
-struct Table {
-  Keys keys;
-  std::unordered_map<std::string, nb::object> entries;
-
-  std::string key(nb::handle kernel, nb::handle options, nb::handle constants) {
-    std::string found;
-    append_bytes(found, kernel.ptr());
-    keys.append(found, options);
-    keys.append(found, constants);
-    return found;
-  }
-};
-
 void bind_launcher(nb::module_& m) {
   nb::class_<Kernel>(m, "Kernel", "A compiled kernel on one device.")
       .def(
@@ -235,24 +222,8 @@ void bind_launcher(nb::module_& m) {
   nb::class_<Launcher>(m, "Launcher", "Launches of one kernel with given options and compile-time parameters.")
       .def(nb::init<std::string, nb::callable, nb::callable, std::vector<bool>>(), nb::arg("name"), nb::arg("compile"),
            nb::arg("allocate"), nb::arg("constant"))
-      .def("__init__", [](Launcher* self, std::string name, nb::callable compile, nb::callable allocate, nb::callable,
-                          std::vector<bool> constant) {
-        new (self) Launcher(std::move(name), std::move(compile), std::move(allocate), std::move(constant));
-      })
       .def("__call__", &Launcher::operator(), nb::arg("grid"), nb::arg("args"))
       .def_prop_ro("compiled", &Launcher::compiled, "How many specialisations have been compiled.");
-  // For callers of the first version of this module, until all of them have moved to Memo.
-  nb::class_<Table>(m, "Table")
-      .def(nb::init<>())
-      .def("get",
-           [](Table& t, nb::handle kernel, nb::handle options, nb::handle constants) {
-             const auto known = t.entries.find(t.key(kernel, options, constants));
-             return known == t.entries.end() ? nb::none() : known->second;
-           })
-      .def("put", [](Table& t, nb::handle kernel, nb::handle options, nb::handle constants, nb::object launcher) {
-        kernel.inc_ref();
-        t.entries.insert_or_assign(t.key(kernel, options, constants), std::move(launcher));
-      });
 }
 
 }  // namespace samebits::cuda
