@@ -106,7 +106,8 @@ def _line(shape: Shape, experts: Experts, tokens: int) -> Line:
             rounds=5,
         )
     one = 3 * shape.width * shape.inner
-    picked = min(shape.experts, tokens * shape.k)
+    # Random tokens meet on experts: so many different ones are read on average.
+    picked = shape.experts * (1 - (1 - shape.k / shape.experts) ** tokens)
     return line(
         "moe",
         shape.name,

@@ -81,6 +81,7 @@ def _curve(axes: Any, area: str, lines: list[Line]) -> None:
         axes.plot([li.x for li in mine], [li.ratio for li in mine], color=_BLUE, lw=0.7, alpha=0.35)
     base = lines[0].against[0]
     names = [n for n in dict.fromkeys(n for li in lines for n in li.seconds) if n != base]
+    ends: list[tuple[float, str, str]] = []
     for index, name in enumerate([n for n in names if n != OURS] + [OURS]):
         ours = name == OURS
         color = _BLUE if ours else _OTHERS[index]
@@ -90,14 +91,19 @@ def _curve(axes: Any, area: str, lines: list[Line]) -> None:
             here = [li for li in lines if li.x == x and name in li.seconds and base in li.seconds]
             means.append(geometric_mean([li.seconds[base] / li.seconds[name] for li in here]))
         axes.plot(xs, means, color=color, lw=2.2 if ours else 1.4, ls="-" if ours else (0, (4, 2)))
+        ends.append((means[-1], name, color))
+    top = max(1.3, *(line.ratio or 0 for line in lines)) * 1.03
+    lowest = 0.0
+    for value, name, color in sorted(ends):  # labels beside the ends of their curves, not on others
+        lowest = max(value, lowest + top / 18)
         axes.annotate(
-            name, (xs[-1], means[-1]), xytext=(4, 0), textcoords="offset points", color=color,
-            va="center", fontsize=8, fontweight="bold" if ours else "normal",
+            name, (xs[-1], lowest), xytext=(4, 0), textcoords="offset points", color=color,
+            va="center", fontsize=8, fontweight="bold" if name == OURS else "normal",
         )  # fmt: skip
     axes.axhline(1, color=_INK, lw=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_ylim(0, max(1.3, *(line.ratio or 0 for line in lines)) * 1.03)
+    axes.set_ylim(0, top)
     axes.set_xlabel("rows M")
     axes.set_ylabel(f"speed, {base} = 1")
     axes.set_title(_TITLES[area], loc="left", fontsize=10)
@@ -121,7 +127,8 @@ def _dots(axes: Any, area: str, lines: list[Line], ceilings: Ceilings) -> None:
         )  # fmt: skip
     axes.set_yticks(rows, [line.case for line in lines])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.02)
+    shares = [line.floor(ceilings) / t for line in lines for t in line.seconds.values()]
+    axes.set_xlim(0, max(1.0, *shares) * 1.02)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
