@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden.attention_cases import CASES, evaluated, words
+from golden.attention_golden import CASES, evaluated, words
 
 GOLDEN = Path(__file__).with_name("attention.npz")
 

@@ -3,7 +3,7 @@
 Inputs come from words of NumPy's frozen RandomState, so only results are stored. A case is recorded
 when all of its schedules have the same bytes.
 
-    python tests/golden/attention_cases.py OUT.npz     (on an H200)
+    python tests/golden/attention_golden.py OUT.npz     (on an H200)
 """
 
 from __future__ import annotations
