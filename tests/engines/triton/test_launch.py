@@ -67,6 +67,8 @@ def test_descriptors() -> None:
     [
         ((torch.ones(1), 2), "argument 0 is not on a GPU"),
         ((1, 2), "no argument is a tensor"),
+        ((torch._efficientzerotensor((3,)), 2), "argument 0 has elements but no memory"),
+        ((torch.zeros(3, device="meta"), 2), "no plain memory"),
         ((torch.ones(1), [1]), "argument 0 is not on a GPU"),
         (((1, 2), 3), "argument 0 is a tuple"),
         ((torch.ones(1),), "takes 2 positional arguments here, not 1"),

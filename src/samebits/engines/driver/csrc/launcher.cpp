@@ -82,8 +82,10 @@ bool read_grid(nb::handle grid, const std::string& kernel, Grid& found) {
   fail("kernel " + kernel + ": argument " + std::to_string(index) + " " + what);
 }
 
-/// The device of a tensor, which all arguments share.
+/// Checks a tensor's memory, and that all arguments share its device.
 void settle_device(const Tensor& t, const std::string& kernel, size_t index, int& device) {
+  if (t.hollow())
+    fail_at(kernel, index, "has elements but no memory: its storage was freed, or it is a stand-in for zeros");
   if (!t.on_gpu()) fail_at(kernel, index, "is not on a GPU; move it with .cuda()");
   if (device >= 0 && t.device != device)
     fail_at(kernel, index, "is on cuda:" + std::to_string(t.device) + ", others are on cuda:" + std::to_string(device));

@@ -46,19 +46,17 @@ const Torch& torch() {
 
 bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, torch().tensor); }
 
-Tensor view(PyObject* tensor) {
-  Tensor seen;
-  if (torch().exchange->view_of_object(tensor, &seen) != 0) {
-    if (PyErr_Occurred()) throw nb::python_error();
-    fail("a tensor has no plain memory");
-  }
-  return seen;
-}
-
 bool view_if_plain(PyObject* tensor, Tensor& out) {
   if (torch().exchange->view_of_object(tensor, &out) == 0) return true;
   PyErr_Clear();
   return false;
+}
+
+Tensor view(PyObject* tensor) {
+  Tensor seen;
+  if (!view_if_plain(tensor, seen))
+    fail("a tensor has no plain memory (it is sparse, on meta, or of a dtype that DLPack does not know)");
+  return seen;
 }
 
 Stream current_stream(int device) {

@@ -23,6 +23,12 @@ struct Tensor {
   bool on_gpu() const { return device_type == kCuda; }
   uint64_t address() const { return reinterpret_cast<uint64_t>(data) + byte_offset; }
   bool aligned() const { return address() % 16 == 0; }
+  /// It has elements and no memory: its storage was freed, or it stands for zeros.
+  bool hollow() const {
+    int64_t elements = data ? 0 : 1;
+    for (int i = 0; i < rank; ++i) elements *= shape[i];
+    return elements > 0;
+  }
   uint32_t dtype() const { return code << 8 | bits; }
 };
 static_assert(sizeof(Tensor) == 48);
