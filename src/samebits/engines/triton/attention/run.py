@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from samebits.contract import AttentionContract
+from samebits.engines.cuda.attention import prefill
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
@@ -98,6 +99,11 @@ def dense(
         out = q.new_empty((batch, q_len, heads, dv)).transpose(1, 2)
     else:
         out = q.new_empty((batch, heads, q_len, dv))
+    tiles = -(-q_len // prefill.ROWS) * batch * heads
+    if mask is None and _prefill(
+        contract, schedule, q, k, v, out, options, tiles, position=q_start, positions=starts
+    ):
+        return out, None
     lse = q.new_empty((batch, heads, q_len), dtype=torch.float32) if options.lse else None
     strides = tuple(x.stride()[:3] for x in (q, k, v, out))
     call = _Call(
@@ -127,8 +133,15 @@ def packed(
     """
     total, heads, _ = q.shape
     out = q.new_empty((total, heads, v.size(-1)))
-    lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
     s, paged = sequences, sequences.table is not None
+    tiles = -(-total // prefill.ROWS) * heads
+    if not paged and _prefill(
+        contract, schedule, _one(q), _one(k), _one(v), _one(out), options, tiles,
+        positions=s.starts, query_starts=s.cu_q, key_starts=s.cu_k,
+        lengths=(s.longest_q, s.longest_kv),
+    ):  # fmt: skip
+        return out, None
+    lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
     strides = tuple(
         (x.stride(0) if paged and x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
         for x in (q, k, v, out)
@@ -140,6 +153,39 @@ def packed(
     )  # fmt: skip
     call.run()
     return out, lse
+
+
+def _prefill(
+    contract: AttentionContract,
+    schedule: AttentionSchedule,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    options: Options,
+    tiles: int,
+    **where: Any,
+) -> bool:
+    """Runs the warp-specialised kernel where the schedule has it and it takes this; else False.
+
+    Args:
+        tiles: of 128 rows of a head.
+        where: the sequences, as `prefill.prefill` takes them.
+    """
+    wanted, o = schedule.prefill, options
+    special = (o.window, o.softcap, o.sinks, o.k_scale, o.v_scale, o.lse or None)
+    if wanted is None or tiles < wanted.tiles or any(x is not None for x in special):
+        return False
+    wide = any(isinstance(x, torch.Tensor) and x.dtype is not torch.int32 for x in where.values())
+    if wide or not q.is_cuda or not o.scale > 0 or not prefill.covers(contract, q, k, v):
+        return False
+    prefill.prefill(contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, **where)
+    return True
+
+
+def _one(x: torch.Tensor) -> torch.Tensor:
+    """Packed rows [total, heads, d] as one sequence [1, heads, total, d]."""
+    return x.transpose(0, 1).unsqueeze(0)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from samebits.engines.cuda.attention.schedule import PrefillSchedule
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
 #: Shared memory of a program that still leaves room on sm_90 (of 227 KiB).
@@ -31,6 +32,8 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
         columns: values that a program of the fold takes.
         batch: leaves that it has in flight.
         pdl: the fold is launched while the first kernel runs.
+        prefill: how the warp-specialised kernel runs, which then takes the work that it covers;
+            None: it takes none.
     """
 
     block_m: int
@@ -42,6 +45,7 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
     columns: int = 32
     batch: int = 16
     pdl: bool = True
+    prefill: PrefillSchedule | None = None
 
     def pipeline(self, programs: int) -> tuple[int, int]:
         """Steps taken together, and loads in flight, where that many programs run."""
@@ -72,7 +76,9 @@ def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
         return _fitting(key, AttentionSchedule(block_m=16, stages=4))
     if rows <= 32:
         return _fitting(key, AttentionSchedule(block_m=32))
-    return _fitting(key, AttentionSchedule(block_m=64, warps=8, stages=2))
+    return _fitting(
+        key, AttentionSchedule(block_m=64, warps=8, stages=2, prefill=PrefillSchedule())
+    )
 
 
 def candidates(key: ScheduleKey, bucket: int) -> tuple[AttentionSchedule, ...]:
@@ -83,12 +89,14 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[AttentionSchedule, ...]:
                  for stages in (3, 4, 6)]  # fmt: skip
     else:
         tiles = [(64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 8, 2), (128, 8, 3)]
+    special = (None,) if rows <= 32 else (None, PrefillSchedule(), PrefillSchedule(cluster=2))
     found = {
         _fitting(key, AttentionSchedule(
-            block_m=block_m, warps=warps, stages=stages, programs=programs
+            block_m=block_m, warps=warps, stages=stages, programs=programs, prefill=prefill
         ))
         for block_m, warps, stages in tiles
         for programs in (128, 256, 512, 2048)
+        for prefill in special
     }  # fmt: skip
     return tuple(sorted(found, key=repr))
 

@@ -1,0 +1,174 @@
+"""Launches the Hopper prefill kernel by a contract and a schedule.
+
+Its bits are those of every other schedule of the contract. What it takes is narrower (see
+`covers`); the rest is the Triton kernels'.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.contract import AttentionContract
+from samebits.engines.cuda import nvrtc
+from samebits.engines.cuda.attention.schedule import PrefillSchedule
+from samebits.engines.driver import _cuda
+
+_HERE = Path(__file__).parent
+_LOG2E = math.log2(math.e)
+
+HEAD_DIMS = (64, 128)
+#: Query rows and keys of a tile; the launch's shape, as in prefill.cu.
+ROWS, _KEYS, _THREADS, _STAGES = 128, 128, 384, 2
+_SWIZZLE_128B, _TYPES = 3, {torch.float16: 6, torch.bfloat16: 9}  # of a CUtensorMap
+_POINTER, _NUMBER, _REAL = "word", "word", "float"
+
+
+class _Tensor:
+    """A tensor [b, h, t, d] that the copy engine reads in boxes of `rows` rows and 64 columns.
+
+    The launcher knows a descriptor by its fields.
+    """
+
+    def __init__(self, base: torch.Tensor, rows: int) -> None:
+        self.base, self.shape, self.block_shape = base, base.shape, _box(rows)
+        # The stride of an axis of one entry means nothing, but must be a valid one.
+        self.strides = [s if n > 1 else 8 for s, n in zip(base.stride(), base.shape, strict=True)]
+        self.padding = "zero"
+
+
+def _box(rows: int) -> tuple[int, int, int, int]:
+    return 1, 1, rows, 64
+
+
+def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the kernel takes these operands, [b, h, t, d], of this contract.
+
+    It wants columns side by side, 16-byte aligned rows, and no axis of stride 0.
+    """
+    d = q.size(-1)
+    return (
+        d in HEAD_DIMS
+        and k.size(2) > 0
+        and v.size(-1) == d
+        and contract.maximum == "ceil(64)"
+        and contract.kv == contract.input
+        and contract.leaf % _KEYS == 0
+        and contract.exp2 == "hw"
+        and all(_aligned(x) for x in (q, k, v))
+    )
+
+
+def _aligned(x: torch.Tensor) -> bool:
+    *outer, last = x.stride()
+    return (
+        last == 1
+        and x.data_ptr() % 16 == 0
+        and all(s > 0 and s % 8 == 0 for s, n in zip(outer, x.shape, strict=False) if n > 1)
+    )
+
+
+def prefill(
+    contract: AttentionContract,
+    schedule: PrefillSchedule,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    position: int = 0,
+    positions: torch.Tensor | None = None,
+    query_starts: torch.Tensor | None = None,
+    key_starts: torch.Tensor | None = None,
+    lengths: tuple[int, int] | None = None,
+) -> None:
+    """Attention of `q` over `k` and `v` into `out`, on the current stream.
+
+    Args:
+        q, out: [b, h, t, d]; packed sequences have b = 1 and lie one after the other along t.
+        k, v: [b, h / group, s, d], or packed alike.
+        scale: positive factor of the scores.
+        causal: row t of a sequence sees keys up to its position + t.
+        position, positions: of the sequences' first rows among the keys, the same for all or int32
+            [sequences]. Packed sequences without `positions` end where their keys end.
+        query_starts, key_starts: int32 [sequences + 1], rows before each packed sequence.
+        lengths: rows and keys of the longest packed sequence, or more.
+    """
+    if out.numel() == 0:
+        return
+    b, heads, t, d = q.shape
+    sequences = b if query_starts is None else query_starts.numel() - 1
+    rows, keys = lengths or (t, k.size(2))
+    group = heads // k.size(1)
+    cluster = schedule.cluster if group % schedule.cluster == 0 else 1
+    resident = schedule.resident // (2 * 2 * d * max(keys, 1))
+    section = min(sequences * heads, max(1, resident) * group)
+    work = -(-rows // ROWS) * sequences * heads
+    blocks = min(_processors(q.device.index) // cluster * cluster, work)
+    launcher = _launcher(d, contract.leaf, causal, q.dtype, cluster)
+    launcher(
+        (blocks,), _Tensor(q, ROWS), _Tensor(k, _KEYS // cluster), _Tensor(v, _KEYS // cluster),
+        out, *out.stride()[:3], query_starts, key_starts, positions, rows, keys, position,
+        sequences, section, scale * _LOG2E,
+    )  # fmt: skip
+
+
+@functools.cache
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def constants(d: int, leaf: int, causal: bool, bf16: bool, cluster: int) -> dict[str, int]:
+    """The kernel's compile-time parameters."""
+    return {
+        "HEAD_DIM": d, "LEAF": leaf, "CAUSAL": int(causal), "BF16": int(bf16), "CLUSTER": cluster,
+    }  # fmt: skip
+
+
+def cubin(values: dict[str, int]) -> bytes:
+    """The compiled kernel."""
+    source, headers = _HERE / "prefill.cu", tuple(sorted(_HERE.glob("*.cuh")))
+    return nvrtc.compile_source(source, "sm_90a", values, headers)
+
+
+@functools.cache
+def _launcher(d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int) -> Any:
+    queries, keys = (
+        (_SWIZZLE_128B, 2, _TYPES[dtype], list(_box(rows))) for rows in (ROWS, _KEYS // cluster)
+    )
+    slots: Sequence[Any] = (
+        queries, keys, keys, _POINTER, *(_NUMBER,) * 3, *(_POINTER,) * 3, *(_NUMBER,) * 5, _REAL,
+    )  # fmt: skip
+    values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster)
+    loaded: dict[int, Any] = {}
+
+    def load(device: int, _: tuple[Any, ...]) -> Any:
+        # The launcher asks once for each class of arguments: one kernel serves them all.
+        if device not in loaded:
+            loaded[device] = _cuda.Kernel(
+                cubin=cubin(values), name="attention_prefill", device=device, threads=_THREADS,
+                shared=_shared(d), ctas=1, pdl=False, cooperative=False, scratch=0,
+                slots=list(slots),
+            )  # fmt: skip
+        return loaded[device]
+
+    return _cuda.Launcher(
+        "attention_prefill", load, _no_scratch, [False] * len(slots)
+    )  # fmt: skip
+
+
+def _shared(d: int) -> int:
+    """Bytes of Q, the ring of K and V, the total in fp32, ones, barriers, what was found."""
+    tile = 2 * _KEYS * d
+    return (1 + 2 * _STAGES) * tile + 4 * ROWS * d + 256 + 128 + 16
+
+
+def _no_scratch(size: int, device: int) -> torch.Tensor:
+    raise AssertionError("the prefill kernel asks for no scratch")

@@ -1,0 +1,154 @@
+// The arithmetic of the attention contract: probabilities of a step, and the fold of leaves.
+#pragma once
+#include "tile.cuh"
+
+DEVICE float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// 2^n for an integer n <= 0; 0 below -126 and for NaN.
+DEVICE float power(float n) {
+  const float t = fmaxf(n, -127.0f) + 12582912.0f;
+  return __uint_as_float((__float_as_uint(t) << 23) + 0x3F800000);
+}
+
+// 2^(s * a - m), the product not rounded, by the special function unit.
+DEVICE float exp2_of(float s, float a, float m) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fmaf_rn(s, a, -m)));
+  return y;
+}
+
+DEVICE u32 pack(float low, float high) {
+  u32 y;
+  asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+// A thread holds rows r and r + 8 of its warp's 16: element [0] and [1] of what belongs to a row.
+struct Leaf {
+  float m[2];      // maximum of the running leaf
+  float scale[2];  // by how much its accumulators shrink before the next step's values
+  bool moved;      // whether that is needed for any row of this warp
+};
+
+// ceil(a * max) of the scores of each row in each step, over this thread's sixteen and its quad's.
+DEVICE void maxima(const float (&s)[64], float a, float (&top)[2][2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* x = s + 32 * h + 2 * r;  // four chains for the latency
+      float t[4] = {x[0], x[1], x[4], x[5]};
+#pragma unroll
+      for (int j = 4; j < 16; ++j) t[j % 4] = max_nan(t[j % 4], x[j / 2 * 4 + j % 2]);
+      top[h][r] = max_nan(max_nan(t[0], t[1]), max_nan(t[2], t[3]));
+    }
+  }
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; ++lanes) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& t = top[i / 2][i % 2];
+      t = max_nan(t, __shfl_xor_sync(~0u, t, lanes));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = ceilf(top[i / 2][i % 2] * a);
+}
+
+// Scores of one step to probabilities p (A fragments of the product with v).
+template <int STEP>
+DEVICE void softmax(const float (&s)[64], const float (&top)[2][2], u32 (&p)[16], Leaf& leaf, float a) {
+  float origin[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float m = max_nan(leaf.m[r], top[STEP][r]);
+    leaf.scale[r] = m == leaf.m[r] ? 1.0f : power(leaf.m[r] - m);
+    leaf.m[r] = m;
+    origin[r] = m == NOTHING ? 0.0f : m;
+  }
+  leaf.moved = __any_sync(~0u, leaf.scale[0] != 1.0f || leaf.scale[1] != 1.0f);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    p[i] = pack(exp2_of(s[32 * STEP + 2 * i], a, origin[i & 1]),
+                exp2_of(s[32 * STEP + 2 * i + 1], a, origin[i & 1]));
+  }
+}
+
+// Keys that row r does not see: a score of -inf. `limit` counts keys from the block's first.
+DEVICE void mask(float (&s)[64], int limit0, int limit1) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (8 * j + e >= limit0) s[4 * j + e] = NOTHING;
+      if (8 * j + e >= limit1) s[4 * j + 2 + e] = NOTHING;
+    }
+  }
+}
+
+template <int N>
+DEVICE void rescale(float (&o)[N], float (&l)[4], const float (&by)[2]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) o[i] *= by[i / 2 & 1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) l[i] *= by[i / 2 & 1];
+}
+
+DEVICE void clear(float (&o)[ACC], float (&l)[4]) {
+#pragma unroll
+  for (int i = 0; i < ACC; ++i) o[i] = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) l[i] = 0;
+}
+
+// What the leaves before the running one came to: o in shared memory (each thread's own part), l and
+// the maximum in registers.
+struct Total {
+  float4* o;
+  float l[2], m[2];
+};
+
+// Factors of total and leaf in the fold. -0 makes a side that has seen no key exactly nothing.
+DEVICE void fold_factors(const Total& total, const Leaf& leaf, int r, float& old, float& now) {
+  const float top = max_nan(total.m[r], leaf.m[r]);
+  now = leaf.m[r] == NOTHING ? -0.0f : power(leaf.m[r] - top);
+  old = total.m[r] == NOTHING && leaf.m[r] != NOTHING ? -0.0f
+        : total.m[r] == top                           ? 1.0f
+                                                      : power(total.m[r] - top);
+}
+
+// o and l of all leaves so far, the running one included: into registers, then into `total` if kept.
+template <bool KEEP>
+DEVICE void fold(float (&o)[ACC], float (&l)[4], Leaf& leaf, Total& total, bool first) {
+  if (!first) {
+    float old[2], now[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      fold_factors(total, leaf, r, old[r], now[r]);
+      l[2 * r] = __fmaf_rn(total.l[r], old[r], l[2 * r] * now[r]);
+      leaf.m[r] = max_nan(total.m[r], leaf.m[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < ACC / 4; ++i) {
+      const float4 before = total.o[128 * i];
+      o[4 * i] = __fmaf_rn(before.x, old[0], o[4 * i] * now[0]);
+      o[4 * i + 1] = __fmaf_rn(before.y, old[0], o[4 * i + 1] * now[0]);
+      o[4 * i + 2] = __fmaf_rn(before.z, old[1], o[4 * i + 2] * now[1]);
+      o[4 * i + 3] = __fmaf_rn(before.w, old[1], o[4 * i + 3] * now[1]);
+    }
+  }
+  if (KEEP) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      total.l[r] = l[2 * r];
+      total.m[r] = leaf.m[r];
+    }
+#pragma unroll
+    for (int i = 0; i < ACC / 4; ++i)
+      total.o[128 * i] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+  }
+}
