@@ -22,4 +22,8 @@ def golden() -> dict[str, np.ndarray]:
 def test_the_evaluator_has_the_chips_bytes(name: str, golden: dict[str, np.ndarray]) -> None:
     out, lse = evaluated(name)
     assert (words(out) == golden[f"{name}/out"]).all()
-    assert (words(lse) == golden[f"{name}/lse"]).all()
+    # Recorded before the kernels stored the chip's own NaN here: which NaN it was is not compared.
+    recorded = golden[f"{name}/lse"]
+    undefined = np.isnan(recorded.view(np.float32))
+    assert (lse.isnan().numpy() == undefined).all()
+    assert (words(lse) == recorded)[~undefined].all()

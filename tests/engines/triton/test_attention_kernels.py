@@ -15,7 +15,7 @@ from samebits.engines.triton.attention import run
 from samebits.engines.triton.attention.schedule import AttentionSchedule, candidates, default
 
 WHOLE = AttentionSchedule(block_m=16, programs=1, spread=False)
-SPREAD = AttentionSchedule(block_m=16, columns=16)
+SPREAD = AttentionSchedule(block_m=16, values=32)
 SPLIT = AttentionSchedule(block_m=16, programs=MANY, spread=False, span=1, batch=2, pdl=False)
 PAIRS = AttentionSchedule(block_m=16, programs=2, columns=16)
 TALL = AttentionSchedule(block_m=64, programs=1, stages=2)

@@ -73,20 +73,6 @@ def _factors(stats, at, carry, there):
     return old, new, tl.reduce(top, 0, larger)
 
 
-@triton.jit
-def _leaves(partial, stats, first, stop, dv, DV: tl.constexpr, BATCH: tl.constexpr):
-    """l [1] and o [1, COLUMNS] of each of BATCH leaves; zeros from `stop` on."""
-    loaded = ()
-    for i in tl.static_range(BATCH):
-        there = first + i < stop
-        entry = stats + 4 * (first + i) + tl.arange(0, 1)
-        l_i = tl.load(entry + 1, mask=there, other=0.0)
-        at = partial + (first + i) * DV + dv[None, :]
-        o_i = tl.load(at, mask=there & (dv < DV)[None, :], other=0.0)
-        loaded = loaded + ((l_i, o_i),)  # noqa: RUF005
-    return loaded
-
-
 @triton.jit(do_not_specialize=COUNTS)
 def fold_kernel(
     partial, stats, out, lse, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start, q_len, kv_len,
@@ -97,9 +83,9 @@ def fold_kernel(
 ):  # fmt: skip
     """Leaves of one query row and COLUMNS of its values, folded in ascending order.
 
-    Grid: (batch * longest * q_heads, column blocks). The partials of the next BATCH leaves are in
-    flight while those before are folded. What they are multiplied by does not depend on the values
-    and is computed before, side by side; so the chain has one product and one fma a leaf.
+    Grid: (batch * longest * q_heads, column blocks). The partials of BATCH leaves are in flight at
+    once. What they are multiplied by does not depend on the values and is computed before, side by
+    side; so the chain has one product and one fma a leaf.
     """
     pid = tl.program_id(0)
     head = pid % q_heads
@@ -124,29 +110,28 @@ def fold_kernel(
     top = float("-inf")
     l = tl.zeros((1,), tl.float32)  # noqa: E741
     o = tl.zeros((1, COLUMNS), tl.float32)
-    first = lo // leaf_keys
-    loaded = _leaves(partial, stats, first, stop, dv, DV, BATCH)
-    for block in range(first, stop, _BLOCK):
+    for block in range(lo // leaf_keys, stop, _BLOCK):
         at = block + tl.arange(0, _BLOCK)
         old, new, top = _factors(stats, at, top, at < stop)
         tl.store(stats + 4 * at + 2, old, mask=at < stop)  # the same from every block of columns
         tl.store(stats + 4 * at + 3, new, mask=at < stop)
         tl.debug_barrier()
         for leaf in range(block, tl.minimum(block + _BLOCK, stop), BATCH):
-            ahead = _leaves(partial, stats, leaf + BATCH, stop, dv, DV, BATCH)
-            factors = ()
+            loaded = ()
             for i in tl.static_range(BATCH):
+                there = leaf + i < stop
                 entry = stats + 4 * (leaf + i) + tl.arange(0, 1)
-                old_i = tl.load(entry + 2, mask=leaf + i < stop, other=1.0)
-                new_i = tl.load(entry + 3, mask=leaf + i < stop, other=-0.0)
-                factors = factors + ((old_i, new_i),)  # noqa: RUF005
+                old_i = tl.load(entry + 2, mask=there, other=1.0)
+                new_i = tl.load(entry + 3, mask=there, other=-0.0)
+                l_i = tl.load(entry + 1, mask=there, other=0.0)
+                at_i = partial + (leaf + i) * DV + dv[None, :]
+                o_i = tl.load(at_i, mask=there & (dv < DV)[None, :], other=0.0)
+                loaded = loaded + ((old_i, new_i, l_i, o_i),)  # noqa: RUF005
             for i in tl.static_range(BATCH):
-                l_i, o_i = loaded[i]
-                old_i, new_i = factors[i]
+                old_i, new_i, l_i, o_i = loaded[i]
                 l = tl.fma(l, old_i, l_i * new_i)  # noqa: E741
                 wide = tl.broadcast_to(old_i[:, None], o.shape)
                 o = tl.fma(o, wide, o_i * new_i[:, None])
-            loaded = ahead
     one = tl.arange(0, 1)
     row = own * sob + head.to(tl.int64) * soh + (q_first + t).to(tl.int64) * sot
     lse_row = own * slb + head.to(tl.int64) * slh + (q_first + t).to(tl.int64) * slt

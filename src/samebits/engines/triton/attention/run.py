@@ -334,22 +334,23 @@ class _Call:
             PDL=self._pdl, num_warps=schedule.warps,
         )  # fmt: skip
         launch(
-            values_kernel, (lanes, leaves, -(-dv // schedule.columns)), q, self.v, scores, tops,
+            values_kernel, (lanes, leaves, -(-dv // schedule.values)), q, self.v, scores, tops,
             partial, stats, *where, a, self.q_start, self.kv_len, self.kv_heads, leaves,
             options.window or 0, table_stride, *self.strides[2], **self._operands(), DV=dv,
-            COLUMNS=schedule.columns, LEAF=leaf, PDL=self._pdl, num_warps=schedule.warps,
+            COLUMNS=schedule.values, LEAF=leaf, PDL=self._pdl, num_warps=schedule.warps,
             pdl=self._pdl,
         )  # fmt: skip
 
     def _fold(self, partial: torch.Tensor, stats: torch.Tensor, leaves: int) -> None:
         options, schedule, heads = self.options, self.schedule, self.out.size(1)
-        columns = -(-self.out.size(-1) // schedule.columns)
+        columns, batch = -(-self.out.size(-1) // schedule.columns), schedule.batch
         launch(
             fold_kernel, (self.batch * self.q_len * heads, columns), partial, stats, self.out,
             self.lse, *self.lengths, self.starts, options.sinks, options.v_scale, self.q_start,
             self.q_len, self.kv_len, heads, self.q_len, leaves, options.window or 0,
             self.contract.leaf, *self.strides[3], *self.lse_strides, **self._common(),
-            **self._ends(), COLUMNS=schedule.columns, BATCH=schedule.batch, PDL=self._pdl,
+            **self._ends(), COLUMNS=schedule.columns, BATCH=min(8, batch) if leaves <= 8 else batch,
+            PDL=self._pdl,
             num_warps=1, pdl=self._pdl,
         )  # fmt: skip
 
