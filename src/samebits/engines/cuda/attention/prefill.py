@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from samebits.contract import AttentionContract
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.attention.schedule import PrefillSchedule
-from samebits.engines.driver import _cuda
+from samebits.engines.cuda.launch import REAL, WORD, Boxes, boxes_of, launcher, readable
 
 _HERE = Path(__file__).parent
 _LOG2E = math.log2(math.e)
@@ -25,25 +24,6 @@ _LOG2E = math.log2(math.e)
 HEAD_DIMS = (64, 128)
 #: Query rows and keys of a tile; the launch's shape, as in prefill.cu.
 ROWS, _KEYS, _THREADS, _STAGES = 128, 128, 384, 2
-_SWIZZLE_128B, _TYPES = 3, {torch.float16: 6, torch.bfloat16: 9}  # of a CUtensorMap
-_POINTER, _NUMBER, _REAL = "word", "word", "float"
-
-
-class _Tensor:
-    """A tensor [b, h, t, d] that the copy engine reads in boxes of `rows` rows and 64 columns.
-
-    The launcher knows a descriptor by its fields.
-    """
-
-    def __init__(self, base: torch.Tensor, rows: int) -> None:
-        self.base, self.shape, self.block_shape = base, base.shape, _box(rows)
-        # The stride of an axis of one entry means nothing, but must be a valid one.
-        self.strides = [s if n > 1 else 8 for s, n in zip(base.stride(), base.shape, strict=True)]
-        self.padding = "zero"
-
-
-def _box(rows: int) -> tuple[int, int, int, int]:
-    return 1, 1, rows, 64
 
 
 def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -60,16 +40,7 @@ def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: tor
         and contract.kv == contract.input
         and contract.leaf % _KEYS == 0
         and contract.exp2 == "hw"
-        and all(_aligned(x) for x in (q, k, v))
-    )
-
-
-def _aligned(x: torch.Tensor) -> bool:
-    *outer, last = x.stride()
-    return (
-        last == 1
-        and x.data_ptr() % 16 == 0
-        and all(s > 0 and s % 8 == 0 for s, n in zip(outer, x.shape, strict=False) if n > 1)
+        and all(readable(x) for x in (q, k, v))
     )
 
 
@@ -112,9 +83,9 @@ def prefill(
     section = min(sequences * heads, max(1, resident) * group)
     work = -(-rows // ROWS) * sequences * heads
     blocks = min(_processors(q.device.index) // cluster * cluster, work)
-    launcher = _launcher(d, contract.leaf, causal, q.dtype, cluster)
-    launcher(
-        (blocks,), _Tensor(q, ROWS), _Tensor(k, _KEYS // cluster), _Tensor(v, _KEYS // cluster),
+    run = _launcher(d, contract.leaf, causal, q.dtype, cluster)
+    run(
+        (blocks,), Boxes(q, ROWS), Boxes(k, _KEYS // cluster), Boxes(v, _KEYS // cluster),
         out, *out.stride()[:3], query_starts, key_starts, positions, rows, keys, position,
         sequences, section, scale * _LOG2E,
     )  # fmt: skip
@@ -140,35 +111,15 @@ def cubin(values: dict[str, int]) -> bytes:
 
 @functools.cache
 def _launcher(d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int) -> Any:
-    queries, keys = (
-        (_SWIZZLE_128B, 2, _TYPES[dtype], list(_box(rows))) for rows in (ROWS, _KEYS // cluster)
-    )
-    slots: Sequence[Any] = (
-        queries, keys, keys, _POINTER, *(_NUMBER,) * 3, *(_POINTER,) * 3, *(_NUMBER,) * 5, _REAL,
-    )  # fmt: skip
+    keys = boxes_of(dtype, _KEYS // cluster)
+    slots = (boxes_of(dtype, ROWS), keys, keys, *(WORD,) * 12, REAL)
     values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster)
-    loaded: dict[int, Any] = {}
-
-    def load(device: int, _: tuple[Any, ...]) -> Any:
-        # The launcher asks once for each class of arguments: one kernel serves them all.
-        if device not in loaded:
-            loaded[device] = _cuda.Kernel(
-                cubin=cubin(values), name="attention_prefill", device=device, threads=_THREADS,
-                shared=_shared(d), ctas=1, pdl=False, cooperative=False, scratch=0,
-                slots=list(slots),
-            )  # fmt: skip
-        return loaded[device]
-
-    return _cuda.Launcher(
-        "attention_prefill", load, _no_scratch, [False] * len(slots)
-    )  # fmt: skip
+    return launcher(
+        "attention_prefill", lambda: cubin(values), slots, threads=_THREADS, shared=_shared(d)
+    )
 
 
 def _shared(d: int) -> int:
     """Bytes of Q, the ring of K and V, the total in fp32, ones, barriers, what was found."""
     tile = 2 * _KEYS * d
     return (1 + 2 * _STAGES) * tile + 4 * ROWS * d + 256 + 128 + 16
-
-
-def _no_scratch(size: int, device: int) -> torch.Tensor:
-    raise AssertionError("the prefill kernel asks for no scratch")

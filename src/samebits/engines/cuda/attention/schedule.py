@@ -1,4 +1,4 @@
-"""The schedule of the warp-specialised prefill kernel."""
+"""The schedules of the kernels for sm_90a."""
 
 from __future__ import annotations
 
@@ -19,3 +19,18 @@ class PrefillSchedule(Schedule, tag="cuda.prefill", frozen=True, kw_only=True):
     tiles: int = 96
     cluster: int = 1
     resident: int = 24 << 20
+
+
+class DecodeSchedule(Schedule, tag="cuda.decode", frozen=True, kw_only=True):
+    """How the decode kernel runs, and for how much work.
+
+    Attributes:
+        most: it takes up to so many KV heads of all sequences together; more fill the processors
+            without help.
+        leaves: and sequences of so many leaves or more.
+        blocks: that share the leaves, about.
+    """
+
+    most: int = 16
+    leaves: int = 16
+    blocks: int = 132

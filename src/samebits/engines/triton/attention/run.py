@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samebits.contract import AttentionContract
-from samebits.engines.cuda.attention import prefill
+from samebits.engines.cuda.attention import decode, prefill
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
@@ -104,6 +104,18 @@ def dense(
         contract, schedule, q, k, v, out, options, tiles, position=q_start, positions=starts
     ):
         return out, None
+    seen = min(k.size(2), q_start + 1) if options.causal and starts is None else k.size(2)
+    if (
+        q_len == 1
+        and mask is None
+        and (starts is None or options.causal)
+        and (not options.window or (options.causal and starts is None and q_start < k.size(2)))
+        and _decode(
+            contract, schedule, q.squeeze(2), k, v, out.squeeze(2), options, keys=seen,
+            counts=starts, added=1,
+        )
+    ):  # fmt: skip
+        return out, None
     lse = q.new_empty((batch, heads, q_len), dtype=torch.float32) if options.lse else None
     strides = tuple(x.stride()[:3] for x in (q, k, v, out))
     call = _Call(
@@ -139,6 +151,18 @@ def packed(
         contract, schedule, _one(q), _one(k), _one(v), _one(out), options, tiles,
         positions=s.starts, query_starts=s.cu_q, key_starts=s.cu_k,
         lengths=(s.longest_q, s.longest_kv),
+    ):  # fmt: skip
+        return out, None
+    if (
+        paged
+        and total == sequences.count
+        and sequences.longest_q == 1
+        and sequences.starts is None
+        and (options.causal or not options.window)
+        and _decode(
+            contract, schedule, q, k.transpose(1, 2), v.transpose(1, 2), out, options,
+            keys=sequences.longest_kv, counts=sequences.kv_lens, table=sequences.table,
+        )
     ):  # fmt: skip
         return out, None
     lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
@@ -180,6 +204,45 @@ def _prefill(
     if wide or not q.is_cuda or not o.scale > 0 or not prefill.covers(contract, q, k, v):
         return False
     prefill.prefill(contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, **where)
+    return True
+
+
+def _decode(
+    contract: AttentionContract,
+    schedule: AttentionSchedule,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    options: Options,
+    *,
+    keys: int,
+    **where: Any,
+) -> bool:
+    """Runs the kernel of few long sequences where the schedule has it and it takes this.
+
+    Args:
+        q, out: [b, h, d]; k, v: [b, h, t, d] or pages [n, h, page, d].
+        keys: the most that a sequence can have.
+        where: the sequences, as `decode.decode` takes them.
+    """
+    wanted, o = schedule.decode, options
+    special = (o.softcap, o.sinks, o.k_scale, o.v_scale, o.lse or None)
+    table = where.get("table")
+    integers = (x for x in where.values() if isinstance(x, torch.Tensor))
+    if (
+        not q.is_cuda
+        or wanted is None
+        or q.size(0) * k.size(1) > wanted.most
+        or keys < wanted.leaves * contract.leaf
+        or any(x is not None for x in special)
+        or any(x.dtype is not torch.int32 for x in integers)
+        or not o.scale > 0
+        or not decode.covers(contract, q, k, v, None if table is None else k.size(2))
+    ):
+        return False
+    window = o.window or 0
+    decode.decode(contract, wanted, q, k, v, out, scale=o.scale, keys=keys, window=window, **where)
     return True
 
 

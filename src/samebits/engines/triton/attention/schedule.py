@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from samebits.engines.cuda.attention.schedule import PrefillSchedule
+from samebits.engines.cuda.attention.schedule import DecodeSchedule, PrefillSchedule
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
 #: Shared memory of a program that still leaves room on sm_90 (of 227 KiB).
@@ -34,6 +34,7 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
         pdl: the fold is launched while the first kernel runs.
         prefill: how the warp-specialised kernel runs, which then takes the work that it covers;
             None: it takes none.
+        decode: the same for the kernel of few long sequences of one position.
     """
 
     block_m: int
@@ -47,6 +48,7 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
     batch: int = 32
     pdl: bool = True
     prefill: PrefillSchedule | None = None
+    decode: DecodeSchedule | None = None
 
     def pipeline(self, programs: int) -> tuple[int, int]:
         """Steps taken together, and loads in flight, where that many programs run."""
