@@ -197,25 +197,6 @@ def test_schedules_are_fitted_without_touching_the_contract() -> None:
 
 
 @GPU
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("tree", [Chain(), Split(4), Balanced(4), Segment(512)], ids=str)
-def test_specialised_warps(tree: Tree, split: bool) -> None:
-    """Gluon has no interpreter; on a GPU: tiles past every edge, more tiles than processors."""
-    agreed = contract("bf16", tree)
-    s = GemmSchedule(block_m=128, block_n=128, block_k=64, stages=4, specialized=True, split=split)
-    w = operand("bf16", 2120, 1160, seed=2).cuda()
-    x = operand("bf16", 1100, 1160, seed=1).cuda()
-    want = torch.empty(1100, 2120, device="cuda")
-    run(agreed, KINDS[0], x, w, want)
-    assert_bits(want[:5, :40].cpu(), agreed.evaluate(x[:5].cpu(), w[:40].cpu()), "reference")
-    for m in (1, 63, 64, 65, 128, 129, 300, 1100):
-        for _ in range(20):
-            y = torch.full((m, 2120), torch.nan, device="cuda")
-            run(agreed, s, x[:m], w, y)
-            assert_bits(y, want[:m], m)
-
-
-@GPU
 @pytest.mark.parametrize("tree", [Chain(), Split(4), Balanced(4), Segment(512)], ids=str)
 def test_candidates_agree_on_a_gpu(tree: Tree) -> None:
     """Every candidate of the tuner for every bucket up to 512, at its edges."""

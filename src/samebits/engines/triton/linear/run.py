@@ -6,7 +6,6 @@ caller has checked their shapes, dtypes and devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -30,8 +29,6 @@ from samebits.errors import ContractError, ShapeError
 
 #: Rows, columns and tiles are counted in 32 bits.
 MOST = 2**31 - 1024
-#: Rows of each of the two groups of warps that multiply in `specialized_kernel`.
-SLAB = 64
 #: `Plan` by contract, schedule and operands.
 _PLANS = _cuda.Memo(8192)
 #: In elements: from this stride on, an offset inside a tile may not fit into 32 bits.
@@ -134,10 +131,9 @@ def plan_for(
         "ALPHA": alpha != 1, "BIAS": _bias_kind(c_row, c_col, c), "BETA": beta != 1,
         "RELU": "relu" in contract.epilogue,
     }  # fmt: skip
-    stores = fit.persistent or fit.specialized
-    if (stores or fit.tma) and not _fetchable(x, w, y, stores):
+    if (fit.persistent or fit.tma) and not _fetchable(x, w, y, fit.persistent):
         fit = fitting(fit.plain, contract, *shape)
-    kind = _Specialized if fit.specialized else _Persistent if fit.persistent else _Plain
+    kind = _Persistent if fit.persistent else _Plain
     return kind(contract, fit, leaves, epilogue, x, w, y, c, x_scale, w_scale)
 
 
@@ -296,72 +292,7 @@ class _Persistent:
         )  # fmt: skip
 
 
-class _Specialized:
-    """`specialized_kernel` for operands of given strides; M is free."""
-
-    def __init__(
-        self,
-        contract: LinearContract,
-        schedule: GemmSchedule,
-        leaves: Leaves,
-        epilogue: dict[str, Any],
-        x: torch.Tensor,
-        w: torch.Tensor,
-        y: torch.Tensor,
-        c: torch.Tensor | None,
-        *_: Any,
-    ) -> None:
-        # Gluon is newer than Triton's language: nobody else shall depend on it.
-        from samebits.engines.triton.linear.specialized import shared_layout, specialized_kernel
-
-        self.block_n = schedule.block_n
-        self.leaves, self.split = leaves.count, schedule.split
-        self.copies = _Copies(x, w, SLAB, schedule.block_n, schedule.block_k, shared_layout)
-        self.y_block = [SLAB, schedule.block_n]
-        self.y_layout = shared_layout(self.y_block, y.dtype)
-        self.n, self.y_row = w.shape[0], y.stride(0)
-        self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
-        self.processors = processors(y.device)
-        self.launch = prepare(
-            specialized_kernel,
-            BLOCK_C=self.block_n, BLOCK_K=schedule.block_k, STAGES=schedule.stages,
-            GROUP=schedule.group, LEAVES=leaves.count, PAIRWISE=leaves.pairwise, SPLIT=self.split,
-            A_TURNED=self.copies.x_turned, B_TURNED=self.copies.w_turned, **epilogue,
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
-
-    def __call__(
-        self,
-        m: int,
-        batch: int,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        y: torch.Tensor,
-        c: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        *_: Any,
-    ) -> None:
-        tiles = -(-m // (2 * SLAB)) * -(-self.n // self.block_n)
-        items = tiles * self.leaves if self.split else tiles
-        if items >= MOST or m >= MOST:
-            raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
-        partials = counters = None
-        if self.split:
-            partials = torch.empty(
-                items * 2 * SLAB * self.block_n, dtype=torch.float32, device=y.device
-            )
-            counters = arrivals(y.device, 2 * tiles)
-        self.launch(
-            (min(self.processors, items),), *self.copies(m, x, w),
-            descriptor(
-                y, self.y_block, self.y_layout, shape=(m, self.n), strides=(self.y_row, 1)
-            ),
-            c, partials, counters, m, self.n, *self.numbers, alpha, beta,
-        )  # fmt: skip
-
-
-Plan = _Plain | _Persistent | _Specialized
+Plan = _Plain | _Persistent
 
 
 class _Copies:
@@ -378,25 +309,22 @@ class _Copies:
         x_rows: int,
         w_rows: int,
         block_k: int,
-        layout: Callable[[list[int], torch.dtype], Any] | None = None,
     ) -> None:
         self.n, self.k = w.shape
         self.x_turned, self.w_turned = not _by_rows(x), not _by_rows(w)
         self.x_step, self.w_step = max(x.stride()), max(w.stride())
         self.x_block = [block_k, x_rows] if self.x_turned else [x_rows, block_k]
         self.w_block = [block_k, w_rows] if self.w_turned else [w_rows, block_k]
-        self.x_layout = layout(self.x_block, x.dtype) if layout else None
-        self.w_layout = layout(self.w_block, w.dtype) if layout else None
 
     def __call__(self, m: int, x: torch.Tensor, w: torch.Tensor) -> tuple[Any, Any]:
         n, k = self.n, self.k
         return (
             descriptor(
-                x, self.x_block, self.x_layout, shape=(k, m) if self.x_turned else (m, k),
+                x, self.x_block, shape=(k, m) if self.x_turned else (m, k),
                 strides=(self.x_step, 1),
             ),
             descriptor(
-                w, self.w_block, self.w_layout, shape=(k, n) if self.w_turned else (n, k),
+                w, self.w_block, shape=(k, n) if self.w_turned else (n, k),
                 strides=(self.w_step, 1),
             ),
         )  # fmt: skip

@@ -30,8 +30,6 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
         split: every leaf of the tree has a CTA of its own, and the last one to arrive folds.
         tma: blocks of the operands arrive by the copy engine.
         persistent: one CTA a processor walks over tiles; tma is implied.
-        specialized: persistent, with a warp that copies and two groups of warps that multiply;
-            block_m is 128, warps is 4. For sm_90.
         group: tiles along the first axis that run side by side, for the L2 cache.
     """
 
@@ -44,17 +42,13 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
     split: bool = False
     tma: bool = False
     persistent: bool = False
-    specialized: bool = False
     group: int = 8
 
     @property
     def plain(self) -> GemmSchedule:
         """The nearest schedule that takes any strides."""
-        if self.persistent or self.specialized:
-            return replace(
-                self, block_m=128, block_n=128, warps=8, tma=False, persistent=False,
-                specialized=False,
-            )  # fmt: skip
+        if self.persistent:
+            return replace(self, block_m=128, block_n=128, warps=8, tma=False, persistent=False)
         return replace(self, tma=False)
 
 
@@ -79,26 +73,21 @@ def fitting(
         block_m, block_n = min(s.block_m, 64), s.block_n
         s = replace(
             s, block_m=block_m, block_n=min(block_n, area // block_m, 128), tma=False,
-            persistent=False, specialized=False, stages=min(s.stages, 3),
+            persistent=False, stages=min(s.stages, 3),
         )  # fmt: skip
         block_k = min(block_k, 32)
     elif size == 1:
         wide = {"block_n": max(s.block_n, 64)} if s.swap else {"block_m": max(s.block_m, 64)}
         s = replace(s, warps=max(s.warps, 4), **wide)
     if contract.scaling != "none":
-        s = replace(
-            s, tma=s.tma or s.persistent or s.specialized, persistent=False, specialized=False
-        )
-    pairwise = getattr(contract.tree, "fold", "ascending") == "pairwise"
-    split = (s.split or (s.specialized and pairwise)) and contract.scaling != "block"
-    split = split and 1 < leaves <= LONGEST_SPLIT
+        s = replace(s, tma=s.tma or s.persistent, persistent=False)
+    split = s.split and 1 < leaves <= LONGEST_SPLIT and contract.scaling != "block"
     stages = s.stages
-    stored = 2 if s.specialized else 1 if s.persistent else 0
-    room = SHARED - s.block_m * s.block_n * out_size * stored // 2
+    room = SHARED - (s.block_m * s.block_n // 2 * out_size if s.persistent else 0)
     while stages > 1 and stages * (s.block_m + s.block_n) * block_k * size > room:
         stages -= 1
     if leaves > 1 and leaf % block_k:
-        s = replace(s, tma=False, persistent=False, specialized=False)
+        s = replace(s, tma=False, persistent=False)
     return replace(s, block_k=block_k, stages=stages, split=split)
 
 
@@ -187,8 +176,7 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
     return tuple(
         GemmSchedule(
             block_m=bm, block_n=bn, block_k=bk * 2 // size, warps=warps, stages=stages,
-            swap="swap" in how, tma="tma" in how, persistent=how == "persistent",
-            specialized=how == "specialized", split=split,
+            swap="swap" in how, tma="tma" in how, persistent=how == "persistent", split=split,
         )
         for low, high, bm, bn, bk, warps, stages, hows in _TILES
         for how in hows
