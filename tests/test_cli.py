@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import samebits
@@ -195,3 +196,10 @@ def test_run_without_a_command_or_with_an_unknown_one() -> None:
     assert launched().returncode == 2
     result = launched("no-such-command-at-all")
     assert result.returncode == 2 and "no-such-command-at-all" in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    result = CliRunner().invoke(app, ["check", "--device", "cuda"])
+    assert result.exit_code == 2
+    assert "device 'cuda' cannot be used here" in result.output.replace("\n", " ")
