@@ -16,11 +16,15 @@ BUCKETS: tuple[int, ...] = (
 )  # fmt: skip
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class Schedule(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True,
+    forbid_unknown_fields=True,
+):  # fmt: skip
     """Base of all schedules. Subclasses name themselves: ``class S(Schedule, tag="triton.gemm")``.
 
     A schedule holds tile sizes, warps, stages, operand order, the kernel that runs: never a leaf
-    length, a number format or another part of a contract.
+    length, a number format or another part of a contract. Fields with their default are not
+    written: a new one with a default leaves old plans as they are.
 
     Attributes:
         library: the vendor's library whose algorithm it names ("cublaslt"), else "". Such a

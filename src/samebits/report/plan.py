@@ -55,7 +55,7 @@ def describe(schedule: Schedule | None) -> str:
         return ""
     if isinstance(schedule, CublasLt):
         return _vendor(schedule)
-    raw = msgspec.to_builtins(schedule)
+    raw = {"kind": _kind(schedule), **msgspec.structs.asdict(schedule)}
     defaults = {field.name: field.default for field in msgspec.structs.fields(type(schedule))}
     tile = "x".join(str(raw.pop(name)) for name in _TILE if name in raw)
     words = [str(raw.pop("kind")).removeprefix("triton."), tile]
