@@ -5,6 +5,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
 BUILD ?= build/dev
+# Processes that run tests side by side.
+JOBS ?= 2
 
 # The packages of an interpreter that is in a virtual environment itself are not in its system's.
 define KEEP
@@ -21,7 +23,7 @@ demo: install
 	$(VENV)/bin/samebits check
 
 test: install lint types
-	$(VENV)/bin/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n $(JOBS)
 
 install: $(VENV)/.installed
 
