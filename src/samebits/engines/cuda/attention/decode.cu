@@ -12,16 +12,7 @@
 //
 // Compile-time parameters (-D): HEAD_DIM 64 or 128, LEAF a multiple of 64, BF16 1 or 0 (fp16), BOX
 // keys of one bulk copy (64, or a page's if that is shorter).
-#include "hopper.cuh"
-
-#if BF16
-#define TYPE "bf16"
-constexpr u32 ONES = 0x3F803F80;
-#else
-#define TYPE "f16"
-constexpr u32 ONES = 0x3C003C00;
-#endif
-WGMMA(TYPE)
+#include "number.cuh"
 
 // d[64, 64] = a[64, 16] b[64, 16]^T (+ d), both from shared memory, k contiguous.
 DEVICE void wgmma_scores(float (&d)[32], u64 a, u64 b, bool add) {
@@ -40,31 +31,6 @@ constexpr u32 Q_AT = 0, K_AT = TILE, V_AT = K_AT + STAGES * TILE, ONES_AT = V_AT
 constexpr u32 BARRIERS_AT = ONES_AT + 256;
 // Numbers of the mbarriers, and of the named barrier of the warpgroup.
 constexpr int K_FULL = 0, K_EMPTY = STAGES, V_FULL = 2 * STAGES, V_EMPTY = 3 * STAGES, GROUP = 1;
-#define NOTHING __int_as_float(0xFF800000)  // the maximum of no score
-
-DEVICE float max_nan(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-
-// 2^n for integers n <= 0; 0 below -126. The sum's last bits are n: shifted, they are the exponent.
-DEVICE float power(float n) {
-  const float t = fmaxf(n, -127.0f) + 12582912.0f;
-  return __uint_as_float((__float_as_uint(t) << 23) + 0x3F800000);
-}
-
-DEVICE float weight(float s, float a, float m) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fmaf_rn(s, a, -m)));
-  return y;
-}
-
-DEVICE u32 pack(float low, float high) {
-  u32 y;
-  asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
 
 DEVICE float quad_max(float x) {
   x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
@@ -228,8 +194,8 @@ extern "C" __global__ void __maxnreg__(200)
       const float origin = m[h] == NOTHING ? 0.0f : m[h];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        s[4 * i + 2 * h] = weight(s[4 * i + 2 * h], factor, origin);
-        s[4 * i + 2 * h + 1] = weight(s[4 * i + 2 * h + 1], factor, origin);
+        s[4 * i + 2 * h] = exp2_of(s[4 * i + 2 * h], factor, origin);
+        s[4 * i + 2 * h + 1] = exp2_of(s[4 * i + 2 * h + 1], factor, origin);
       }
     }
     wgmma_wait<0>();  // the values of the step before

@@ -107,8 +107,8 @@ def constants(d: int, leaf: int, bf16: bool, box: int) -> dict[str, int]:
 
 def cubin(values: dict[str, int]) -> bytes:
     """The compiled kernels."""
-    source, header = _HERE / "decode.cu", _HERE / "hopper.cuh"
-    return nvrtc.compile_source(source, "sm_90a", values, (header,))
+    source, headers = _HERE / "decode.cu", tuple(sorted(_HERE.glob("*.cuh")))
+    return nvrtc.compile_source(source, "sm_90a", values, headers)
 
 
 @functools.cache

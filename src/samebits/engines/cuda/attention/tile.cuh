@@ -1,15 +1,6 @@
 // Sizes, places in shared memory, numbers of barriers, and which rows of which head a block works on.
 #pragma once
-#include "hopper.cuh"
-
-#if BF16
-#define TYPE "bf16"
-constexpr u32 ONES = 0x3F803F80, INFINITE = 0x7F80;
-#else
-#define TYPE "f16"
-constexpr u32 ONES = 0x3C003C00, INFINITE = 0x7C00;
-#endif
-WGMMA(TYPE)
+#include "number.cuh"
 
 constexpr int D = HEAD_DIM, ROWS = 128, KEYS = 128, STAGES = 2, GROUPS = 2;
 constexpr int BLOCKS_PER_LEAF = LEAF / KEYS;
@@ -20,7 +11,6 @@ constexpr u32 STEP_BYTES = CHUNK / 2;               // from a tile's first step 
 constexpr u32 Q_AT = 0, K_AT = TILE, V_AT = K_AT + STAGES * TILE, TOTAL_AT = V_AT + STAGES * TILE;
 constexpr u32 ONES_AT = TOTAL_AT + ROWS * D * 4, BARRIERS_AT = ONES_AT + 256;
 constexpr u32 FOUND_AT = BARRIERS_AT + 128;        // what `inspect` found in each stage's steps
-#define NOTHING __int_as_float(0xFF800000)  // the maximum of no score
 
 // Numbers of the mbarriers.
 constexpr int Q_FULL = 0, Q_EMPTY = 1, K_FULL = 2, K_EMPTY = K_FULL + STAGES;
