@@ -120,7 +120,7 @@ def test_an_element_by_itself(name: str, dtype: torch.dtype) -> None:
     operands = [values(dtype, 4099).cuda() for _ in range(count)]
     try:
         full = f(*operands)
-    except (UncoveredError, NotImplementedError, RuntimeError) as error:
+    except (UncoveredError, NotImplementedError) as error:  # refused, or torch has no such kernel
         pytest.skip(str(error)[:80])
     for start, stop in ((1, 4099), (3, 4099), (8, 4099), (17, 18), (100, 613), (4098, 4099)):
         part = f(*(x[start:stop].clone() for x in operands))
