@@ -27,7 +27,7 @@ test: install lint types
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -name '*.[ch]pp' -o -name '*.py')
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -type f ! -name '*.so' ! -name '*.pyc')
 	@if [ ! -x $(VENV)/bin/python ]; then \
 	  if $(PYTHON) -c 'import torch' 2>/dev/null; then \
 	    $(PYTHON) -m venv --system-site-packages $(VENV) && $(PYTHON) -c "$$KEEP" $(VENV)/bin/python; \
