@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
     {"mode"},
     {"ops"},
     {"plan"},
+    {"reveal"},
     {"engines"},
     {"contract"},
     {"models"},

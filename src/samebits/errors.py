@@ -44,6 +44,10 @@ class DeviceError(SamebitsError):
     """A GPU, its driver or one of its libraries is missing or refused what it was asked for."""
 
 
+class RevealError(SamebitsError):
+    """A function's reduction tree cannot be read: the message says which assumption failed."""
+
+
 class SwitchError(SamebitsError):
     """The switch could not be turned, or came too late to hold."""
 
