@@ -39,7 +39,7 @@ def nest(tree: RevealedTree) -> object:
     return built[-1]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(seed=st.integers(0, 10**6), leaves=st.integers(1, 60))
 def test_the_regular_form_loses_nothing(seed: int, leaves: int) -> None:
     tree = random_tree(seed, leaves)
@@ -47,7 +47,7 @@ def test_the_regular_form_loses_nothing(seed: int, leaves: int) -> None:
     assert RevealedTree.from_json(tree.to_json()) == tree
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(seed=st.integers(0, 10**6), leaves=st.integers(2, 40))
 def test_where_leaves_meet(seed: int, leaves: int) -> None:
     tree = random_tree(seed, leaves)
@@ -60,7 +60,7 @@ def test_where_leaves_meet(seed: int, leaves: int) -> None:
             assert tree.meeting_size(i, j) == len(smallest)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(a=st.integers(0, 10**6), b=st.integers(0, 10**6), leaves=st.integers(1, 12))
 def test_a_difference_is_one(a: int, b: int, leaves: int) -> None:
     one, two = random_tree(a, leaves), random_tree(b, leaves)

@@ -202,8 +202,6 @@ class _Run:
 
     def takes(self, other: _Run) -> bool:
         """Whether `other`, the next operation's operands, continues this run; takes it if so."""
-        if (self.count, self.width) == (2, 1) and other.base == self.base - self.step:
-            self.base, self.step = self.base + self.step, -self.step  # the first two commute
         full = self.count == self.operations * self.width
         step = self.step if self.count > 1 else other.base - self.base
         if (
@@ -319,6 +317,10 @@ def _join(
         draft = _halved(shapes, draft, new) or draft
     if not isinstance(draft, list):
         draft = [_Run(*sealed(acc))]
+    first = draft[0]
+    pair = len(draft) == 1 and (first.count, first.width) == (2, 1)
+    if pair and new.base == first.base - first.step:  # the first two commute: a descending chain
+        first.base, first.step = first.base + first.step, -first.step
     if not draft[-1].takes(new):
         draft.append(new)
     return draft
