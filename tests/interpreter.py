@@ -2,8 +2,8 @@
 
 Triton 3.6 interprets bf16 dots as integers, rounds conversions differently from the chip, and fails
 on NumPy >= 2.3. Here conversions round once to nearest even, an fma is one, a dot computes the very
-bits of a Hopper tensor core and exp2 those of its special function unit: a kernel has the bytes
-that it has on the chip.
+bits of a Hopper tensor core and exp2 those of its special function unit, and a NaN that is computed
+has the chip's pattern: a kernel has the bytes that it has on the chip.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ def install() -> None:
     for name in ("create_fp_ext", "create_fp_trunc", "create_fp_to_fp", "create_si_to_fp",
                  "create_ui_to_fp"):  # fmt: skip
         setattr(builder, name, _create_cast(interpreter, getattr(builder, name)))
+    for name in _COMPUTING:
+        setattr(builder, name, _with_the_chips_nan(getattr(builder, name)))
+    reduce = interpreter.ReduceOps
+    reduce.apply_impl = _reduce_with_the_chips_nan(reduce.apply_impl)
 
 
 def _index_scalars(interpreter: Any) -> None:
@@ -47,11 +51,57 @@ def _index_scalars(interpreter: Any) -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
 
 
-#: Types that NumPy lacks: how they are stored, and torch's name.
+#: Operations whose NaN the chip makes itself, whatever the operands' NaN. (Selections, signs and
+#: conversions from bf16 to fp32 keep theirs.)
+_COMPUTING = (
+    "create_fadd", "create_fsub", "create_fmul", "create_fdiv", "create_precise_divf", "create_fma",
+    "create_sqrt", "create_precise_sqrt", "create_rsqrt", "create_exp2", "create_floor",
+    "create_ceil", "create_minimumf", "create_maximumf", "create_minnumf", "create_maxnumf",
+    "create_clampf", "create_dot",
+)  # fmt: skip
+#: That NaN, by the type that computes.
+_CHIPS_NAN = {
+    np.dtype(np.float16): np.uint16(0x7FFF).view(np.float16),
+    np.dtype(np.float32): np.uint32(0x7FFFFFFF).view(np.float32),
+    np.dtype(np.float64): np.uint64(0xFFF8 << 48).view(np.float64),
+}
+
+
+def chips_nan(x: torch.Tensor) -> torch.Tensor:
+    """fp32, bf16 or fp16 numbers, every NaN as the chip computes it: all ones but the sign."""
+    words = x.view(torch.int32 if x.dtype is torch.float32 else torch.int16)
+    return torch.where(x.isnan(), torch.iinfo(words.dtype).max, words).view(x.dtype)
+
+
+def _chips_nan(data: Any) -> Any:
+    nan = _CHIPS_NAN.get(getattr(data, "dtype", None))
+    return data if nan is None else np.where(np.isnan(data), nan, data)
+
+
+def _with_the_chips_nan(original: Any) -> Any:
+    def compute(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        result.data = _chips_nan(result.data)
+        return result
+
+    return compute
+
+
+def _reduce_with_the_chips_nan(original: Any) -> Any:
+    def apply_impl(self: Any, input: Any) -> Any:
+        result = original(self, input)
+        for x in result if isinstance(result, (list, tuple)) else (result,):
+            x.handle.data = _chips_nan(x.handle.data)
+        return result
+
+    return apply_impl
+
+
+#: Types that NumPy lacks: how they are stored, torch's name, and the NaN of a conversion to them.
 _STORED = {
-    "bf16": (np.int16, torch.bfloat16),
-    "fp8e4nv": (np.uint8, torch.float8_e4m3fn),
-    "fp8e5": (np.uint8, torch.float8_e5m2),
+    "bf16": (np.int16, torch.bfloat16, 0x7FFF),
+    "fp8e4nv": (np.uint8, torch.float8_e4m3fn, 0x7F),
+    "fp8e5": (np.uint8, torch.float8_e5m2, 0x7F),
 }
 
 
@@ -59,7 +109,7 @@ def _values(data: Any, dtype: Any) -> Any:
     """What a tensor handle's data stands for, as fp32 (fp64 stays)."""
     name = str(dtype.scalar)
     if name in _STORED:
-        raw, kind = _STORED[name]
+        raw, kind, _ = _STORED[name]
         bits = np.ascontiguousarray(data).view(raw)
         return torch.from_numpy(bits).view(kind).float().numpy().reshape(np.shape(data))
     return data if data.dtype == np.float64 else data.astype(np.float32)
@@ -70,11 +120,12 @@ def _stored(values: Any, dtype: Any, np_dtype: Any) -> Any:
     with np.errstate(all="ignore"):
         if name not in _STORED:
             return values.astype(np_dtype)
-        raw, kind = _STORED[name]
+        raw, kind, nan = _STORED[name]
         x = torch.from_numpy(np.ascontiguousarray(values, np.float32))
         if kind is torch.float8_e4m3fn:
             x = torch.where(x.isnan(), x, x.clamp(-448, 448))  # cvt.satfinite
-        return x.to(kind).view(torch.from_numpy(np.zeros(0, raw)).dtype).numpy().view(np_dtype)
+        bits = x.to(kind).view(torch.from_numpy(np.zeros(0, raw)).dtype).numpy()
+        return np.where(np.isnan(values), raw(nan), bits).view(np_dtype)
 
 
 def _create_cast(interpreter: Any, original: Any) -> Any:
@@ -83,6 +134,8 @@ def _create_cast(interpreter: Any, original: Any) -> Any:
             return original(self, src, dst_type, *rest)
         np_dtype = interpreter._get_np_dtype(dst_type)
         data = _stored(_values(src.data, src.dtype), dst_type, np_dtype)
+        if str(src.dtype.scalar) != "bf16":  # whose bits are the upper half of a float's
+            data = _chips_nan(data)
         return interpreter.TensorHandle(np.asarray(data), dst_type.scalar)
 
     return cast

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from samebits.check import check
-from samebits.check.operations import OperationsSubject
+from samebits.check.operations import OperationsSubject, _odd_rows
+from samebits.check.subject import LAYOUTS
 
 SIZES = ((24, 64), (8, 96))
 
@@ -38,6 +39,15 @@ def test_stock_fails_somewhere() -> None:
 def test_what_means_nothing_is_skipped() -> None:
     report = check(subject(), promises=["prefix", "threads"], costs=False)
     assert all(test.skipped == "operations by themselves" for test in report.tests)
+
+
+def test_rows_that_torchs_attention_does_not_take() -> None:
+    """Its kernels for a GPU copy 16 bytes at a time; stock torch asks for nothing."""
+    x = torch.zeros(70, 512, dtype=torch.bfloat16)
+    odd = {label for label, move in LAYOUTS.items() if _odd_rows(move(x))}
+    assert odd == {"one element off alignment", "rows apart"} and not _odd_rows(x)
+    probes = list(subject(sizes=((24, 64),)).probes("layout"))
+    assert len(probes) == 4 * 8 and all(probe.stock for probe in probes)  # on a CPU
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -75,8 +76,14 @@ ROWWISE: dict[str, Function] = {
 
 
 def weight(x: torch.Tensor, *shape: int) -> torch.Tensor:
+    """The same every time, and on the GPU already when a graph is captured."""
+    return _weight(shape, x.device, x.dtype)
+
+
+@cache
+def _weight(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     g = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=g).to(x.device, x.dtype)
+    return torch.randn(shape, generator=g).to(device, dtype)
 
 
 def attend(x: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import re
+import sys
+import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +52,33 @@ def test_refusal_names_operation_site_and_remedy() -> None:
     assert caught.value.site is not None
     assert re.search(r"test_fallback\.py:\d+$", caught.value.site)
     assert "enable(allow=" in str(caught.value)
+
+
+def test_a_refusal_in_autograds_own_thread_names_who_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with CUDA tensors: the thread's stack holds nothing but samebits."""
+    unraised, over = [], threading.Event()
+
+    def keep(left: Any) -> None:
+        unraised.append(left.exc_value)
+        over.set()
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            _thread.start_new_thread(refuse, ("cdist", "its reduction has no contract"))
+            assert over.wait(10)
+            return 2 * gradient
+
+    monkeypatch.setattr(sys, "unraisablehook", keep)
+    Doubled.apply(torch.ones(1, requires_grad=True)).backward()
+    line = sys._getframe().f_lineno - 1
+    assert unraised[0].site == f"{__file__}:{line}"
 
 
 def test_policies() -> None:

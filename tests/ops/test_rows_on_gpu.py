@@ -121,7 +121,22 @@ def test_what_is_refused() -> None:
     with pytest.raises(DTypeError, match="CPU or CUDA"):
         ops.softmax(x.double())
     with pytest.raises(DTypeError, match="in CPU memory"):
-        ops.tan(x)
+        ops.softplus(x)
+    for mixed in (
+        lambda: ops.silu_mul(x, x.cpu()),
+        lambda: ops.rotary(x, x.cpu(), x),
+        lambda: ops.rotary(x.cpu(), x, x.cpu()),
+        lambda: ops.layer_norm(x.cpu(), (8,), x[0]),
+        lambda: ops.token_logprob(x, torch.tensor([1, 2])),
+        lambda: ops.linear(x, x.cpu()),
+        lambda: ops.linear(x.cpu(), x),
+        lambda: ops.mm(x, x.cpu().mT),
+        lambda: ops.embedding(torch.tensor([1]), x),
+        lambda: ops.scatter_add(x, 0, torch.zeros(2, 8, dtype=torch.int64), x),
+        lambda: ops.attention(*(t.view(1, 1, 2, 8) for t in (x, x.cpu(), x))),
+    ):
+        with pytest.raises(DTypeError, match="cpu"):
+            mixed()
     assert ops.token_logprob(x, torch.tensor([8, -1]).cuda()).isnan().all()
     cache = torch.ones(3, 4, dtype=x.dtype, device="cuda")
     at = torch.tensor([3, -1]).cuda()

@@ -25,11 +25,17 @@ TOKENS = 1301
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of rows: x [M, width] to [M, ...]."""
+    """A function of rows: x [M, width] to [M, ...].
+
+    Attributes:
+        aligned: torch's own kernel for a GPU reads rows 16 bytes at a time without looking at their
+            addresses: on others it faults, and the process has lost the GPU.
+    """
 
     name: str
     width: int
     fn: Function
+    aligned: bool = False
 
 
 class OperationsSubject:
@@ -81,7 +87,7 @@ class OperationsSubject:
         yield Operation("sum", width, lambda x: x.sum(-1))
         yield Operation("silu and product", width, lambda x: F.silu(x) * x)
         keys, values = (self._random(1, KV_HEADS, TOKENS, D) for _ in range(2))
-        yield Operation("attention, decode", HEADS * D, _decode(keys, values))
+        yield Operation("attention, decode", HEADS * D, _decode(keys, values), aligned=True)
 
     def describe(self) -> dict[str, str]:
         """The operations, their dtype and the numbers of rows."""
@@ -168,8 +174,13 @@ class OperationsSubject:
             x = self._inputs[operation.width][:70]
             plain = self._call(operation, x)
             for label, move in LAYOUTS.items():
-                call = self._call(operation, move(x))
-                yield Probe(f"{operation.name}, {label}", call, rows_of(plain, 1))
+                moved = move(x)
+                yield Probe(
+                    f"{operation.name}, {label}",
+                    self._call(operation, moved),
+                    rows_of(plain, 1),
+                    stock=not (operation.aligned and moved.is_cuda and _odd_rows(moved)),
+                )
 
     def _probes_chunks(self) -> Iterator[Probe]:
         whole, cut = self._attention()
@@ -240,6 +251,11 @@ def _back(call: Call, shift: int) -> Call:
         return [(result.roll(-shift, 0),) for (result,) in call()]
 
     return run
+
+
+def _odd_rows(x: torch.Tensor) -> bool:
+    """Whether `x` has contiguous rows that do not all begin at a multiple of 16 bytes."""
+    return x.stride(-1) == 1 and bool(x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16)
 
 
 def _first(call: Call) -> Call:

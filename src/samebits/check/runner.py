@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
+import torch
+
 from samebits.check.adapters import subject_of
 from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.environment import environment
@@ -17,9 +19,11 @@ from samebits.check.speed import speed_of, texts_of
 from samebits.check.subject import NotApplicable, NotRowwise, Probe, Subject
 from samebits.check.timing import Switch
 from samebits.check.trace import first_divergence
+from samebits.errors import DeviceError
 from samebits.mode import deterministic, stock
 
 Side = Literal["stock", "switched"]
+SIDES: dict[Side, str] = {"stock": "stock torch", "switched": "samebits"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def check(
 
     Raises:
         SettingError: an unknown promise, a target that cannot be called, or one without inputs.
+        DeviceError: a kernel, stock torch's or ours, has faulted, and the process lost the GPU.
         ShapeError: the target does not work row by row.
     """
     started = time.perf_counter()
@@ -129,6 +134,8 @@ def _outcome(
     cases: list[Case] = []
     divergence: Divergence | None = None
     for probe in probes:
+        if side == "stock" and not probe.stock:
+            continue
         try:
             case, found = _case(probe, known)
             if found and divergence is None:
@@ -137,9 +144,24 @@ def _outcome(
             raise
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
+            if subject.device.type == "cuda" and not _usable(subject.device):
+                raise DeviceError(
+                    f"{test}, {probe.label}: a kernel of {SIDES[side]} has faulted ({message}). "
+                    "This process has lost the GPU with it, so nothing else can be tested: start "
+                    f"again and leave {test!r} out of promises="
+                ) from error
             case = Case(probe.label, probe.x, probe.group, error=message)
         cases.append(case)
     return Outcome(tuple(cases), time.perf_counter() - started, divergence)
+
+
+def _usable(device: torch.device) -> bool:
+    """Whether the process still has its GPU: after a kernel has faulted, every call fails."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _case(

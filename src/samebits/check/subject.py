@@ -35,6 +35,7 @@ class Probe:
         call: the call under test; one `Bits` for each row of its batch.
         expected: for each compared request the call, and the row of it, that it must equal.
         places: the row of `call` that holds each compared request (default: 0, 1, ...).
+        stock: stock torch can take the call; False where its kernel is known to fault.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Probe:
     x: int | None = None
     group: str = ""
     places: tuple[int, ...] | None = None
+    stock: bool = True
 
     def place(self, index: int) -> int:
         """The row of the call that holds the `index`-th compared request."""

@@ -25,6 +25,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -110,14 +111,33 @@ def refuse(op: str, reason: str, *, remedy: str | None = None) -> None:
 
 
 def call_site() -> tuple[str, int]:
-    """File and line of the innermost Python frame outside torch and samebits."""
-    frame = sys._getframe(1)
-    last = frame
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_SKIP):
-            return frame.f_code.co_filename, frame.f_lineno
-        last, frame = frame, frame.f_back  # type: ignore[assignment]
-    return last.f_code.co_filename, last.f_lineno
+    """File and line of the innermost Python frame outside torch and samebits.
+
+    Autograd computes gradients of CUDA tensors in threads of its own, where there is none. Then it
+    is that of the thread which waits for them, if only one does.
+    """
+    here = sys._getframe(1)
+    frame = _outside(here)
+    if frame is None:
+        stacks = map(_backward, sys._current_frames().values())
+        waiting = [_outside(call) for call in stacks if call is not None]
+        frame = waiting[0] if len(waiting) == 1 else None
+    frame = frame or here
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    """`frame`, or the innermost of its callers that is neither torch's nor samebits'."""
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIP):
+        frame = frame.f_back
+    return frame
+
+
+def _backward(frame: FrameType | None) -> FrameType | None:
+    """The innermost call of autograd's engine on a thread's stack."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        frame = frame.f_back
+    return frame
 
 
 #: Whether this torch has kernels for NVIDIA GPUs (there need not be one in the machine).

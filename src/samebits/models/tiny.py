@@ -267,7 +267,9 @@ class TinyLM(nn.Module):
                 mask = mask & real[:, None] | (columns == queries)
             mask = mask[:, None]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        return Step(cos, sin, mask, mask is None and tokens > 1, cache)
+        # Also of one token, which sees itself alone: a number of tokens that is a symbol of a
+        # compiled graph makes no bool, and attention takes nothing else.
+        return Step(cos, sin, mask, mask is None and not start, cache)
 
 
 def _rope_tables(config: TinyConfig) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -101,11 +100,6 @@ def attend(
         q_start=k.size(2) - q.size(2) if start is None else start, mask=mask, masked_at=lowest,
     )  # fmt: skip
     return out.cpu(), None if lse is None else lse.cpu()
-
-
-def canonical(x: torch.Tensor) -> torch.Tensor:
-    """`x`, every NaN made equal where the interpreter runs: its NaN are NumPy's."""
-    return torch.where(x.isnan(), math.nan, x) if interpreter.INTERPRETED else x
 
 
 def paged(x: torch.Tensor, page: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

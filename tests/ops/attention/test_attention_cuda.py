@@ -77,7 +77,7 @@ def test_operands_that_are_refused() -> None:
     with pytest.raises(DTypeError, match="int32 or int64"):
         cuda.integers("attention", "cu_q", torch.ones(2, device=DEVICE), 1, DEVICE)
     with pytest.raises(ShapeError, match="dimension"):
-        cuda.integers("attention", "cu_q", torch.ones(2, 2, dtype=torch.int32), 1, q.device)
+        cuda.integers("attention", "cu_q", torch.ones(2, 2, device=DEVICE).int(), 1, q.device)
     with pytest.raises(DTypeError, match="k_scale and v_scale"):
         sb.ops.attention(q.cpu(), k.cpu(), k.cpu(), k_scale=1.0)
 

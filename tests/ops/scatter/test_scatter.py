@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -170,6 +172,23 @@ def test_segment_reduce_is_each_segment_alone(seed: int, reduce: str) -> None:
     for s, part in enumerate(data.split(lengths.tolist())):
         alone = scatter.segment_reduce(part, torch.tensor([len(part)]), reduce)
         assert bits.equal(whole[s], alone[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_computed_nan_is_the_canonical_one(dtype: torch.dtype) -> None:
+    """Processors disagree: 0 / 0 is negative on x86 and all ones on a GPU."""
+    data = torch.tensor([[1.0], [math.inf], [-math.inf]], dtype=dtype)
+    nan = bits.view(torch.tensor(math.nan, dtype=torch.float32).to(dtype))
+    if dtype in (torch.bfloat16, torch.float16):
+        nan = torch.tensor(0x7FC0 if dtype is torch.bfloat16 else 0x7E00, dtype=torch.int16)
+    mean = scatter.segment_reduce(data, torch.tensor([1, 0, 2]), "mean")
+    assert bits.view(mean)[1:, 0].tolist() == [nan.item()] * 2
+    where = torch.zeros(3, dtype=torch.int64)
+    total = scatter.index_add(data[:1], 0, where, data)
+    assert bits.view(total).item() == nan.item()
+    if dtype in (torch.float32, torch.float64):
+        density = scatter.histogram(data[:0, 0], torch.arange(3).to(dtype), density=True)
+        assert bits.view(density).tolist() == [nan.item()] * 2
 
 
 def test_errors() -> None:

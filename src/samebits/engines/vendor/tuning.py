@@ -26,6 +26,8 @@ _CLUSTERS = (2, 3, 5, 4)
 _LARGE = 24000
 #: Of a tile, so many clusters and options; tiles beyond this area spill.
 _PER_TILE, _SMALLEST, _LARGEST = 2, 1024, 256 * 192
+#: The tile of matrix-vector kernels, in which threads share k: their tree is not the chain.
+_NO_TILE = 0
 #: Streaming multiprocessors; bytes of scratch memory that an algorithm may ask for.
 _SMS, _SCRATCH = 132, 4096
 
@@ -65,7 +67,7 @@ def candidates(
         if len(found) >= most:
             break
         found.update((tuple(c.configuration), None) for c in product.admissible([configuration]))
-    return [_schedule(c) for c in found if c[2] in (0, 1)][:most]
+    return [_schedule(c) for c in found if c[1] != _NO_TILE and c[2] in (0, 1)][:most]
 
 
 def _others(like: tuple[int, ...], m: int, n: int, k: int) -> Iterator[tuple[int, ...]]:

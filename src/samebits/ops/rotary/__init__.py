@@ -7,6 +7,7 @@ import torch
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import pointwise as engine
 from samebits.errors import DTypeError, ShapeError
+from samebits.ops.checks import one_device
 
 __all__ = ["rotary"]
 
@@ -36,7 +37,7 @@ def rotary(
         [..., D], contiguous, of x's dtype.
 
     Raises:
-        DTypeError: another or mixed dtypes.
+        DTypeError: another dtype, mixed dtypes or devices.
         ShapeError: D is odd, or the factors do not fit.
     """
     if (
@@ -48,6 +49,7 @@ def rotary(
             f"rotary takes CPU or CUDA tensors of one dtype of float32, bfloat16 and float16, not "
             f"{x.dtype}, {cos.dtype} and {sin.dtype}: convert them first"
         )
+    one_device("rotary", x, cos, sin, positions)
     d = x.shape[-1] if x.dim() else 0
     if d == 0 or d % 2:
         raise ShapeError(f"rotary needs an even last axis, not shape {tuple(x.shape)}")

@@ -6,7 +6,6 @@ import torch
 
 from samebits.engines.triton.rows import rotary as engine
 from samebits.errors import ShapeError
-from samebits.ops.checks import one_device
 
 
 def rotary(
@@ -20,7 +19,6 @@ def rotary(
 
     A position outside the caches reads as NaN: the GPU is not waited for.
     """
-    one_device("rotary", x, cos, sin, positions)
     shape = x.shape
     lead = shape[:-1]
     x, cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, cos, sin))

@@ -18,6 +18,7 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import order as engine
 from samebits.engines.cpu.order import Combine
 from samebits.errors import DTypeError, ShapeError
+from samebits.ops.checks import one_device
 
 REDUCE: dict[str, Combine] = {
     "sum": "add",
@@ -100,7 +101,7 @@ def scatter_reduce(
                 f"scatter_reduce: index {tuple(index.shape)} is larger than src "
                 f"{tuple(src.shape)} or, off dim {dim}, than x {tuple(x.shape)}"
             )
-    _check_range("scatter_reduce", index, x.shape[dim])
+    _check_range("scatter_reduce", index, x, dim)
     corner = tuple(slice(0, size) for size in index.shape)
     positions = index.to(torch.int64) * math.prod(x.shape[dim + 1 :])
     for d, size in enumerate(index.shape):  # the other coordinates of every element
@@ -149,6 +150,7 @@ def bincount(x: torch.Tensor, weights: torch.Tensor, minlength: int = 0) -> torc
             f"bincount: x and weights need one dim and one size, not {tuple(x.shape)} and "
             f"{tuple(weights.shape)}"
         )
+    one_device("bincount", x, weights)
     if minlength < 0:
         raise ShapeError(f"bincount: minlength={minlength} is negative")
     if x.numel() and int(x.min()) < 0:
@@ -198,7 +200,7 @@ def histogram(
             "sum",
             True,
         )
-        out = out / total / edges.diff()
+        out = _finished(out / total / edges.diff(), x.dtype)
     return out
 
 
@@ -217,6 +219,7 @@ def segment_reduce(
         raise ShapeError(
             f"segment_reduce: lengths {tuple(lengths.shape)} must add up to {data.shape[0]}"
         )
+    one_device("segment_reduce", data, lengths)
     name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
     segments = torch.arange(lengths.numel(), device=data.device)
     segments = segments.repeat_interleave(lengths.to(torch.int64))
@@ -230,7 +233,7 @@ def segment_reduce(
     mean = wide / counts
     if initial is not None:
         mean = torch.where(counts == 0, wide, mean)
-    return mean if data.dtype == wide.dtype else _engine(data).narrow(mean, data.dtype)
+    return _finished(mean, data.dtype)
 
 
 def _index_reduce(
@@ -254,7 +257,7 @@ def _index_reduce(
             f"{op}: index {tuple(index.shape)} must be 1-D and source {tuple(source.shape)} must "
             f"be {want} for x {tuple(x.shape)} and dim {dim}"
         )
-    _check_range(op, index, x.shape[dim])
+    _check_range(op, index, x, dim)
     first = x.movedim(dim, 0)
     rows = source.movedim(dim, 0).flatten(1) if x.dim() > 1 else source[:, None]
     out = _reduce_into(first, index.reshape(-1).to(torch.int64), rows, reduce, include_self, alpha)
@@ -282,16 +285,21 @@ def _reduce_into(
         counts.index_add_(0, positions, torch.ones_like(positions))
         counts = counts + 1 if include_self else counts.clamp(min=1)
         places.div_(counts.to(acc.dtype)[:, None])
-    if x.dtype == torch.float64:
-        return acc
-    out: torch.Tensor = _engine(x).narrow(acc, x.dtype)
-    return out
+    return _finished(acc, x.dtype)
 
 
 def _accumulators(x: torch.Tensor) -> torch.Tensor:
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     acc = torch.empty(x.shape, dtype=wide, device=x.device)
     return acc.copy_(x)
+
+
+def _finished(acc: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`acc` (contiguous) rounded once to `dtype`; every NaN becomes the canonical one."""
+    if dtype is torch.float64:
+        return acc.masked_fill_(acc.isnan(), math.nan)
+    out: torch.Tensor = _engine(acc).narrow(acc, dtype)
+    return out
 
 
 def _rows(src: torch.Tensor) -> torch.Tensor:
@@ -317,8 +325,14 @@ def _check_dtypes(op: str, x: torch.Tensor, src: torch.Tensor) -> None:
         )
 
 
-def _check_range(op: str, index: torch.Tensor, size: int) -> None:
-    """Raises IndexError; while a CUDA graph is captured, where nobody can wait, the GPU asserts."""
+def _check_range(op: str, index: torch.Tensor, x: torch.Tensor, dim: int) -> None:
+    """Raises IndexError; while a CUDA graph is captured, where nobody can wait, the GPU asserts.
+
+    Raises:
+        DTypeError: `index` is not where `x` is.
+    """
+    one_device(op, x, index)
+    size = x.shape[dim]
     if not index.numel():
         return
     if index.is_cuda and torch.cuda.is_current_stream_capturing():
