@@ -10,6 +10,7 @@ import samebits
 
 def test_the_exports_are_pinned() -> None:
     assert sorted(samebits.__all__) == [
+        "certified_argmax",
         "check",
         "contract_of",
         "deterministic",

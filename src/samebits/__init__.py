@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from samebits import ops, plan, settings
 from samebits.check import check
+from samebits.contract.intervals import certified_argmax
 from samebits.mode import deterministic, disable, enable, status
 from samebits.plan import contract_of
 
 __version__ = "0.1.0"
 
-__all__ = ["check", "contract_of", "deterministic", "disable", "enable", "ops", "plan", "status"]
+__all__ = [
+    "certified_argmax",
+    "check",
+    "contract_of",
+    "deterministic",
+    "disable",
+    "enable",
+    "ops",
+    "plan",
+    "status",
+]
 
 if settings.enabled_at_start():
     enable()

@@ -15,6 +15,7 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma, hopper_mma
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, require_gradual_underflow
+from samebits.contract.intervals.interval import Interval, Order
 from samebits.contract.numerics import F32
 from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, values
 from samebits.contract.tree import CHAIN, Segment, Tree
@@ -22,6 +23,26 @@ from samebits.errors import ContractError, ShapeError
 
 LOG2E = np.array(math.log2(math.e), np.float32)
 Seen = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The operands of `AttentionContract.evaluate` in fp32, which fit together.
+
+    q [..., T, D], k [..., S, D], v [..., S, Dv]; seen [..., T, S]; bias [..., T, S] or None; scale
+    is a number, never None.
+    """
+
+    q: F32
+    k: F32
+    v: F32
+    seen: Seen
+    bias: F32 | None
+    scale: float
+    softcap: float | None
+    sink: float | None
+    k_scale: float | None
+    v_scale: float | None
 
 
 @dataclass(frozen=True)
@@ -177,7 +198,64 @@ class AttentionContract(Contract):
         lse = self._evaluate(q, k, v, **options)[1]
         return store(lse, "fp32", self.arithmetic.nan, q)
 
+    def interval(
+        self, q: Operand, k: Operand, v: Operand, *, order: Order = "contract", **options: Any
+    ) -> Interval:
+        """Between which numbers each result lies: certified, see docs/intervals.md.
+
+        Args:
+            q, k, v: as in `evaluate`.
+            order: "contract": this contract's tree. "any": sums in every order, the softmax in
+                pieces of 16 keys or more, with this arithmetic and this rounding of p.
+            options: the other arguments of `evaluate`.
+
+        Raises:
+            ShapeError, DTypeError, ContractError: as `evaluate`; or an unknown order.
+        """
+        from samebits.contract.intervals.attention import interval
+
+        require_gradual_underflow()
+        return interval(self, q, k, v, order=order, **options)
+
     def _evaluate(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        *,
+        out_dtype: Any = "fp32",
+        engine: str | None = None,
+        **options: Any,
+    ) -> tuple[F32, F32]:
+        """Results before the last rounding [..., T, Dv], and their logsumexps [..., T]."""
+        require_gradual_underflow()
+        out = dtype_name(out_dtype)
+        if out not in ("fp32", self.output):
+            raise ContractError(f"this contract rounds to {self.output}, not to {out}")
+        call = self.operands(q, k, v, **options)
+        softcap, sink = call.softcap, call.sink
+        factor = call.scale * math.log2(math.e) if softcap is None else call.scale / softcap
+        a = np.array(factor, np.float32)
+        if call.k_scale is not None:
+            a = nx.mul32(a, np.float32(call.k_scale))
+        lead, rows = call.q.shape[:-2], call.q.shape[-2]
+        y = np.zeros((*lead, rows, call.v.shape[-1]), np.float32)
+        lse = np.zeros((*lead, rows), np.float32)
+        for i in np.ndindex(lead):
+            s = dot(call.q[i], call.k[i], self.scores, self.arithmetic, engine)
+            extra = None if call.bias is None else call.bias[i]
+            if self.maximum == "ceil":
+                x = exponents(s, a, softcap, extra)
+                for t in range(rows):
+                    y[i][t], lse[i][t] = self._row(x[t], call.v[i], call.seen[i][t], sink, engine)
+            else:
+                fused = softcap is None and extra is None
+                x = s if fused else exponents(s, a, softcap, extra)
+                pair = steps.Exponents(x, a if fused else None)
+                y[i], lse[i] = self._rows(pair, call.v[i], call.seen[i], sink, engine)
+        return (y if call.v_scale is None else nx.mul32(y, np.float32(call.v_scale))), lse
+
+    def operands(
         self,
         q: Operand,
         k: Operand,
@@ -191,16 +269,10 @@ class AttentionContract(Contract):
         sink: float | None = None,
         k_scale: float | None = None,
         v_scale: float | None = None,
-        out_dtype: Any = "fp32",
-        engine: str | None = None,
-    ) -> tuple[F32, F32]:
-        """Results before the last rounding [..., T, Dv], and their logsumexps [..., T]."""
-        require_gradual_underflow()
+    ) -> Call:
+        """The values of the operands of `evaluate`, which fit together."""
         if self.maximum == "ceil" and not k_scale is v_scale is None:
             raise ContractError(f"k and v of {self.kv} have no scales in this contract")
-        out = dtype_name(out_dtype)
-        if out not in ("fp32", self.output):
-            raise ContractError(f"this contract rounds to {self.output}, not to {out}")
         qs = values(q, self.input, "q")
         ks, vs = values(k, self.kv, "k"), values(v, self.kv, "v")
         lead, (rows, d), keys = qs.shape[:-2], qs.shape[-2:], ks.shape[-2]
@@ -210,27 +282,10 @@ class AttentionContract(Contract):
         if causal:
             visible = visible & np.tri(rows, keys, keys - rows, dtype=bool)
         scale = 1 / math.sqrt(d) if scale is None else scale
-        a = np.array(scale * math.log2(math.e) if softcap is None else scale / softcap, np.float32)
-        if k_scale is not None:
-            a = nx.mul32(a, np.float32(k_scale))
         mask = (
             None if bias is None else np.broadcast_to(np.asarray(bias, np.float32), visible.shape)
         )
-        y = np.zeros((*lead, rows, vs.shape[-1]), np.float32)
-        lse = np.zeros((*lead, rows), np.float32)
-        for i in np.ndindex(lead):
-            s = dot(qs[i], ks[i], self.scores, self.arithmetic, engine)
-            extra = None if mask is None else mask[i]
-            if self.maximum == "ceil":
-                x = exponents(s, a, softcap, extra)
-                for t in range(rows):
-                    y[i][t], lse[i][t] = self._row(x[t], vs[i], visible[i][t], sink, engine)
-            else:
-                fused = softcap is None and extra is None
-                x = s if fused else exponents(s, a, softcap, extra)
-                pair = steps.Exponents(x, a if fused else None)
-                y[i], lse[i] = self._rows(pair, vs[i], visible[i], sink, engine)
-        return (y if v_scale is None else nx.mul32(y, np.float32(v_scale))), lse
+        return Call(qs, ks, vs, visible, mask, scale, softcap, sink, k_scale, v_scale)
 
     def _exp2(self, d: F32) -> F32:
         """2^d for d <= 0, in the form "ceil(64)"."""

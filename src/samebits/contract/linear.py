@@ -13,6 +13,7 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, require_gradual_underflow
+from samebits.contract.intervals.interval import Interval, Order
 from samebits.contract.numerics import F32, Array
 from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, values
 from samebits.contract.tree import Segment, Tree
@@ -121,19 +122,84 @@ class LinearContract(Contract):
         out = dtype_name(out_dtype)
         if out not in ("fp32", self.output):
             raise ContractError(f"this contract rounds to {self.output}, not to {out}")
+        a, w, xs, ws = self.operands(x, weight, x_scale, w_scale)
+        y = self.sums(a if a.ndim > 1 else a[None], w, xs, ws, engine)
+        y = y if a.ndim > 1 else y[..., 0, :]
+        y = self.finish(y, bias, alpha, beta)
+        return store(y, out, self.arithmetic.nan, x)
+
+    def interval(
+        self,
+        x: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        out_dtype: Any = "fp32",
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        x_scale: Operand | None = None,
+        w_scale: Operand | None = None,
+        order: Order = "contract",
+        replay: bool = True,
+        engine: str | None = None,
+    ) -> Interval:
+        """Between which numbers each result lies: certified, see docs/intervals.md.
+
+        Args:
+            x, weight, bias, out_dtype, alpha, beta, x_scale, w_scale: as in `evaluate`.
+            order: which orders of summation may have been used. "contract": this contract's.
+                "split": every split of k into contiguous chains with edges on multiples of 128,
+                folded so that neighbours meet. "any": every order at all, with this arithmetic.
+            replay: with "contract": evaluate the contract, so that its own result is known and
+                only the exact one is enclosed. False bounds both from the operands, cheaply.
+            engine: see `dot.dot`.
+
+        Raises:
+            ShapeError, DTypeError, ContractError: as `evaluate`; or an unknown order, or "split"
+                of a contract whose leaves are no chains.
+        """
+        from samebits.contract.intervals.linear import interval
+
+        require_gradual_underflow()
+        return interval(
+            self, x, weight, bias, dtype_name(out_dtype), alpha=alpha, beta=beta, x_scale=x_scale,
+            w_scale=w_scale, order=order, replay=replay, engine=engine,
+        )  # fmt: skip
+
+    def operands(
+        self, x: Operand, weight: Operand, x_scale: Operand | None, w_scale: Operand | None
+    ) -> tuple[F32, F32, F32 | None, F32 | None]:
+        """The values of operands and scales, which fit together."""
         a, w = values(x, self.input, "x"), values(weight, self.input, "weight")
         if a.ndim < 1 or w.ndim < 2 or a.shape[-1] != w.shape[-1]:
             raise ShapeError(f"x {a.shape} and weight {w.shape}: use x [..., M, K], weight [N, K]")
-        rows = a if a.ndim > 1 else a[None]
-        if self.scaling != "none":
-            y = self._scaled(rows, w, x_scale, w_scale, engine)
-        elif x_scale is not None or w_scale is not None:
-            raise ContractError("this contract has no scales")
-        else:
-            y = self._batched(rows, w, engine)
-        y = y if a.ndim > 1 else y[..., 0, :]
-        y = self._finish(y, bias, alpha, beta)
-        return store(y, out, self.arithmetic.nan, x)
+        if self.scaling == "none":
+            if x_scale is not None or w_scale is not None:
+                raise ContractError("this contract has no scales")
+            return a, w, None, None
+        if x_scale is None or w_scale is None:
+            raise ContractError("this contract needs x_scale and w_scale")
+        xs, ws = values(x_scale, "fp32", "x_scale"), values(w_scale, "fp32", "w_scale")
+        n, k = len(w), a.shape[-1]
+        block = self.scaling == "block"
+        leaves = -(-k // SCALE_BLOCK) if block else 1
+        rows = a.shape[:-1] if a.ndim > 1 else (1,)
+        if (
+            w.ndim != 2
+            or xs.shape != (*rows, leaves)
+            or ws.shape != (-(-n // SCALE_BLOCK) if block else n, leaves)
+        ):
+            raise ShapeError(f"x_scale {xs.shape} and w_scale {ws.shape} do not fit {k=}, {n=}")
+        return a, w, xs, ws
+
+    def sums(
+        self, x: F32, w: F32, xs: F32 | None = None, ws: F32 | None = None,
+        engine: str | None = None,
+    ) -> F32:  # fmt: skip
+        """The sums over k, scales included, before the epilogue; operands as `operands` gives."""
+        if xs is None or ws is None:
+            return self._batched(x, w, engine)
+        return self._scaled(x, w, xs, ws, engine)
 
     def _batched(self, x: F32, w: F32, engine: str | None) -> F32:
         if w.ndim == 2:
@@ -151,48 +217,35 @@ class LinearContract(Contract):
             y[i] = dot(xb[i], wb[i], self.tree, self.arithmetic, engine)
         return y
 
-    def _scaled(
-        self, x: F32, w: F32, x_scale: Operand | None, w_scale: Operand | None, engine: str | None
-    ) -> F32:
+    def _scaled(self, x: F32, w: F32, xs: F32, ws: F32, engine: str | None) -> F32:
         k, n = x.shape[-1], w.shape[0]
-        block = self.scaling == "block"
-        leaves = -(-k // SCALE_BLOCK) if block else 1
-        if x_scale is None or w_scale is None:
-            raise ContractError("this contract needs x_scale and w_scale")
-        xs, ws = values(x_scale, "fp32", "x_scale"), values(w_scale, "fp32", "w_scale")
-        if (
-            w.ndim != 2
-            or xs.shape != (*x.shape[:-1], leaves)
-            or ws.shape != (-(-n // SCALE_BLOCK) if block else n, leaves)
-        ):
-            raise ShapeError(f"x_scale {xs.shape} and w_scale {ws.shape} do not fit {k=}, {n=}")
         rows = math.prod(x.shape[:-1])
-        flat, xs = x.reshape(rows, k), xs.reshape(rows, leaves)
-        if not block:
+        flat, xs = x.reshape(rows, k), xs.reshape(rows, xs.shape[-1])
+        if self.scaling == "row":
             y = dot(flat, w, self.tree, self.arithmetic, engine)
             return nx.mul32(y, nx.mul32(xs, ws.T)).reshape(*x.shape[:-1], n)
-        acc = np.zeros((len(flat), n), np.float32)
-        for i in range(leaves):
+        acc = np.zeros((rows, n), np.float32)
+        for i in range(xs.shape[-1]):
             at = slice(i * SCALE_BLOCK, (i + 1) * SCALE_BLOCK)
             leaf = dot(flat[:, at], w[:, at], self.tree, self.arithmetic, engine)
             scale = nx.mul32(xs[:, i : i + 1], np.repeat(ws[:, i], SCALE_BLOCK)[None, :n])
             acc = nx.fma32(leaf, scale, acc)
         return acc.reshape(*x.shape[:-1], n)
 
-    def _finish(self, y: F32, bias: Operand | None, alpha: float, beta: float) -> F32:
+    def finish(self, y: F32, bias: Operand | None, alpha: float, beta: float) -> F32:
         for step in self.epilogue:
             if step == "alpha":
                 y = nx.mul32(y, np.float32(alpha))
             elif step == "bias":
                 if bias is not None and beta != 0:
-                    y = nx.add32(y, nx.mul32(self._bias(bias, y), np.float32(beta)))
+                    y = nx.add32(y, nx.mul32(self.bias_of(bias, y), np.float32(beta)))
             else:
                 y = ACTIVATIONS[step](y)
         if bias is not None and "bias" not in self.epilogue:
             raise ContractError("this contract has no bias")
         return y
 
-    def _bias(self, bias: Operand, y: F32) -> Array:
+    def bias_of(self, bias: Operand, y: F32) -> Array:
         words = isinstance(bias, np.ndarray) and bias.dtype.kind == "u"
         kind = self.input if words else dtype_name(bias.dtype)
         if kind not in ("fp32", self.input, self.output):

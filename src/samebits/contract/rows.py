@@ -12,6 +12,7 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import IEEE_FMA, Arithmetic, IeeeFma
 from samebits.contract.base import Contract
 from samebits.contract.dot import require_gradual_underflow
+from samebits.contract.intervals.interval import Interval, Order
 from samebits.contract.numerics import F32
 from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, values
 from samebits.contract.tree import Lanes, Leaf, Segment, Tree, reduce
@@ -120,6 +121,43 @@ class RowContract(Contract):
         out = dtype_name(out_dtype)
         if out not in ("fp32", self.output):
             raise ContractError(f"this contract rounds to {self.output}, not to {out}")
+        v, w, b = self.operands(x, weight, bias)
+        y = self._compute(v, w, b, np.array(eps, np.float32), correction)
+        return store(y, out, self.arithmetic.nan, x)
+
+    def interval(
+        self,
+        x: Operand,
+        weight: Operand | None = None,
+        bias: Operand | None = None,
+        *,
+        eps: float = 1e-5,
+        correction: float = 1,
+        out_dtype: Any = "fp32",
+        order: Order = "contract",
+    ) -> Interval:
+        """Between which numbers each result lies: certified, see docs/intervals.md.
+
+        Args:
+            x, weight, bias, eps, correction, out_dtype: as in `evaluate`.
+            order: "contract": sums along this contract's tree. "any": in every order, with exp and
+                log that are right to 2 units in the last place.
+
+        Raises:
+            ShapeError, DTypeError, ContractError: as `evaluate`; or an unknown order.
+        """
+        from samebits.contract.intervals.rows import interval
+
+        require_gradual_underflow()
+        return interval(
+            self, x, weight, bias, dtype_name(out_dtype), eps=eps, correction=correction,
+            order=order,
+        )  # fmt: skip
+
+    def operands(
+        self, x: Operand, weight: Operand | None, bias: Operand | None
+    ) -> tuple[F32, F32 | None, F32 | None]:
+        """The values of row, weight and bias, which fit together."""
         v = values(x, self.input, "x")
         if v.ndim < 1:
             raise ShapeError("x has no axis to reduce")
@@ -132,8 +170,7 @@ class RowContract(Contract):
                 raise ShapeError(f"{name} {t.shape} does not fit rows of {v.shape[-1]}")
             if t is not None and (self.op not in ("rms_norm", "layer_norm")):
                 raise DTypeError(f"{self.op} takes no {name}")
-        y = self._compute(v, w, b, np.array(eps, np.float32), correction)
-        return store(y, out, self.arithmetic.nan, x)
+        return v, w, b
 
     def sum(self, x: F32, kind: nx.RowSumKind = "sum") -> F32:
         """S(x), or Q(x) with kind "squares", along the last axis."""
