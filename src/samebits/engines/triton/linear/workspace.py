@@ -14,6 +14,8 @@ import torch
 
 #: Counters that a stream's kernels share, and those in a strip for captured kernels.
 SHARED, STRIP = 1 << 12, 1 << 20
+#: Counters in 16 bytes.
+ALIGNED = 4
 
 _shared: dict[tuple[int, int], torch.Tensor] = {}
 _strips: dict[int, tuple[torch.Tensor, int]] = {}
@@ -39,7 +41,8 @@ def _captured(device: torch.device, count: int) -> torch.Tensor:
         if strip is None or used + count > len(strip):
             # Right as well, but every replay of the graph fills them with zeros first.
             return torch.zeros(count, dtype=torch.int32, device=device)
-        _strips[device.index] = strip, used + count
+        # The next ones are aligned as these: another alignment would be another compiled kernel.
+        _strips[device.index] = strip, used + -(-count // ALIGNED) * ALIGNED
         return strip[used : used + count]
 
 
