@@ -16,6 +16,7 @@ def test_the_exports_are_pinned() -> None:
         "deterministic",
         "disable",
         "enable",
+        "explain",
         "ops",
         "plan",
         "status",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samebits import ops, plan, settings
-from samebits.check import check
+from samebits.check import check, explain
 from samebits.contract.intervals import certified_argmax
 from samebits.mode import deterministic, disable, enable, status
 from samebits.plan import contract_of
@@ -17,6 +17,7 @@ __all__ = [
     "deterministic",
     "disable",
     "enable",
+    "explain",
     "ops",
     "plan",
     "status",

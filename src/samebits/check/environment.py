@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import platform
+import re
+import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +25,7 @@ def environment(device: torch.device | None = None) -> dict[str, str]:
         "processor": processor(),
         "engine": f"cpu, {cpu.isa()}",
         "threads": str(torch.get_num_threads()),
+        "vector units": torch.backends.cpu.get_cpu_capability(),
     }
 
 
@@ -45,7 +50,27 @@ def _software() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        **_libraries(),
     }
+
+
+#: Libraries that torch was built with, as its configuration names them.
+_BUILT_WITH = {"MKL": r"Math Kernel Library Version (\S+)", "oneDNN": r"MKL-DNN v(\S+)"}
+_IMPORTED = ("triton", "transformers", "vllm", "numpy")
+#: Entries of an environment that are versions of something that computes.
+VERSIONS = ("samebits", "torch", "CUDA", "cuDNN", *_BUILT_WITH, *_IMPORTED)
+
+
+def _libraries() -> dict[str, str]:
+    """Versions of what computes besides torch itself: bits may change with any of them."""
+    config = torch.__config__.show()
+    found = {name: re.search(pattern, config) for name, pattern in _BUILT_WITH.items()}
+    versions = {name: match[1].removesuffix("-Product") for name, match in found.items() if match}
+    for name in _IMPORTED:
+        if name in sys.modules:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
+    return versions
 
 
 def _gpu(device: torch.device) -> dict[str, str]:
@@ -58,7 +83,13 @@ def _gpu(device: torch.device) -> dict[str, str]:
         "device": f"{properties.name}, {properties.multi_processor_count} multiprocessors",
         "engine": engine,
         "CUDA": str(torch.version.cuda),
+        "cuDNN": _cudnn(),
     }
+
+
+def _cudnn() -> str:
+    cudnn: Any = torch.backends.cudnn
+    return str(cudnn.version())
 
 
 def processor() -> str:

@@ -20,7 +20,7 @@ from samebits.check.subject import (
     thread_probes,
     to_cpu,
 )
-from samebits.check.trace import window
+from samebits.check.tape import window
 from samebits.errors import ShapeError
 
 SWEEP = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 24, 31, 32, 33, 48, 64)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
+from samebits.check.building import build
+from samebits.check.explanation import Explanation
 from samebits.check.promises import PROMISES, TESTS
 
 FORMAT = 1
 Verdict = Literal["same", "differs", "error"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One test on stock torch or with the switch on."""
+    """One test on stock torch or with the switch on; `explanation` only where it was asked for."""
 
     cases: tuple[Case, ...]
     seconds: float
     divergence: Divergence | None = None
+    explanation: Explanation | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -189,6 +189,16 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """A hash of the bits of one module's output, on one side (``stock`` or ``switched``)."""
+
+    side: str
+    name: str
+    kind: str
+    value: str
+
+
+@dataclass(frozen=True)
 class Report:
     """All that a check found.
 
@@ -199,6 +209,7 @@ class Report:
         tests: one for each way in which bits could change.
         speed: costs of the switch.
         texts: text generated alone and in company (language models).
+        digests: of the outputs of all modules for one call, to compare saved reports by.
         seconds: how long the check took.
         created: UTC time, ISO 8601.
     """
@@ -209,6 +220,7 @@ class Report:
     tests: tuple[Test, ...]
     speed: tuple[Speed, ...] = ()
     texts: tuple[Text, ...] = ()
+    digests: tuple[Digest, ...] = ()
     seconds: float = 0.0
     created: str = ""
     format: int = field(default=FORMAT)
@@ -248,7 +260,7 @@ class Report:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError("not a samebits report of this version")
-        return _build(cls, data)
+        return build(cls, data)
 
     def __str__(self) -> str:
         lines = [f"{self.target} ({self.kind}): {'holds' if self.holds else 'does not hold'}"]
@@ -257,21 +269,3 @@ class Report:
             if stock or switched:
                 lines.append(f"  {promise}: stock {stock}, samebits {switched}")
         return "\n".join(lines)
-
-
-def _build(cls: type[T], data: Any) -> T:
-    """Dataclasses out of the dictionaries and lists that JSON gives."""
-    hints = typing.get_type_hints(cls)
-    return cls(**{key: _value(hints[key], value) for key, value in data.items()})
-
-
-def _value(hint: Any, value: Any) -> Any:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value)
-    if typing.get_origin(hint) is tuple:
-        return tuple(_value(typing.get_args(hint)[0], item) for item in value)
-    return value

@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 import torch
 
+from samebits.check import cause
 from samebits.check.adapters import subject_of
+from samebits.check.cause.versions import digests
 from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.environment import environment
+from samebits.check.explanation import Explanation
 from samebits.check.promises import select
 from samebits.check.result import Case, Divergence, Outcome, Report, Speed, Test, Text
 from samebits.check.speed import speed_of, texts_of
@@ -43,6 +46,7 @@ def check(
     seed: int = 0,
     name: str | None = None,
     costs: bool = True,
+    explain: bool = False,
     switch: Switch = deterministic,
     progress: Callable[[Progress], None] | None = None,
     **how: Any,
@@ -61,6 +65,7 @@ def check(
         seed: of generated inputs.
         name: the target's name in the report.
         costs: also measure times, and generate text alone and in company.
+        explain: also find out why bits differ, for the first case of each test that does.
         switch: context manager factory to check instead of `samebits.deterministic`.
         progress: called before every step.
         how: keywords of the subject: ``batched``, ``sweep``, ``sizes``.
@@ -86,9 +91,9 @@ def check(
             results.append(Test(test, skipped=str(reason)))
             continue
         with stock():
-            before = _outcome(subject, test, probes, tell, "stock")
+            before = _outcome(subject, test, probes, tell, "stock", explain)
         with switch():
-            after = _outcome(subject, test, probes, tell, "switched")
+            after = _outcome(subject, test, probes, tell, "switched", explain)
         results.append(Test(test, before, after))
     speed: tuple[Speed, ...] = ()
     texts: tuple[Text, ...] = ()
@@ -104,6 +109,7 @@ def check(
         tests=tuple(results),
         speed=speed,
         texts=texts,
+        digests=tuple(digests(subject, switch)),
         seconds=time.perf_counter() - started,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
@@ -125,7 +131,7 @@ class _Teller:
 
 
 def _outcome(
-    subject: Subject, test: str, probes: Sequence[Probe], tell: _Teller, side: Side
+    subject: Subject, test: str, probes: Sequence[Probe], tell: _Teller, side: Side, explain: bool
 ) -> Outcome:
     """Runs all probes of a test on one side; traces the first that differs."""
     tell(f"{test}, {'stock torch' if side == 'stock' else 'switch on'}")
@@ -133,6 +139,7 @@ def _outcome(
     known: dict[int, Sequence[Bits]] = {}
     cases: list[Case] = []
     divergence: Divergence | None = None
+    explanation: Explanation | None = None
     for probe in probes:
         if side == "stock" and not probe.stock:
             continue
@@ -140,6 +147,7 @@ def _outcome(
             case, found = _case(probe, known)
             if found and divergence is None:
                 divergence = _trace(subject, probe, *found)
+                explanation = _explain(subject, probe, found[0]) if explain else None
         except NotRowwise:
             raise
         except Exception as error:
@@ -152,7 +160,7 @@ def _outcome(
                 ) from error
             case = Case(probe.label, probe.x, probe.group, error=message)
         cases.append(case)
-    return Outcome(tuple(cases), time.perf_counter() - started, divergence)
+    return Outcome(tuple(cases), time.perf_counter() - started, divergence, explanation)
 
 
 def _usable(device: torch.device) -> bool:
@@ -191,6 +199,18 @@ def _case(
         total.nonfinite,
     )
     return case, found
+
+
+def _explain(subject: Subject, probe: Probe, index: int) -> Explanation:
+    call, row = probe.expected[index]
+    place = probe.place(index)
+    return cause.explain(
+        subject.module,
+        lambda: call()[row],
+        lambda: probe.call()[place],
+        align=(row, place),
+        name=f"{subject.name}, {probe.label}",
+    )
 
 
 def _trace(subject: Subject, probe: Probe, index: int, reference: Bits, result: Bits) -> Divergence:

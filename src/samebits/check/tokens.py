@@ -28,7 +28,7 @@ from samebits.check.subject import (
     to_cpu,
     transposed,
 )
-from samebits.check.trace import window
+from samebits.check.tape import window
 
 POOL = 8
 

@@ -8,58 +8,15 @@ what is computed in eager torch; `Divergence.faithful` tells whether that was so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits import bits
 from samebits.check.compare import Bits, Difference, difference
 from samebits.check.result import Divergence, Layer
-
-Key = tuple[str, str, int]
-"""Module, operation or module kind, and how many of that name ran before it in this call."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which part of a call's tensors belongs to each of its requests.
-
-    Attributes:
-        batch: size of the batch axis.
-        length: size of the token axis, or None for calls without one.
-        spans: for each request (row of the batch) the first and last+1 token that count.
-    """
-
-    batch: int
-    length: int | None = None
-    spans: tuple[tuple[int, int], ...] | None = None
-
-    def select(
-        self, t: torch.Tensor, row: int, axis: int | None
-    ) -> tuple[torch.Tensor, int] | None:
-        """`t` cut down to `row`, and the axis of its tokens (-1: none); None when it has no part.
-
-        `axis` is the token axis of the same tensor in the reference call, where that is known.
-        """
-        if not t.dim():
-            return None
-        if self.length is None:
-            return (t[row : row + 1], 0) if t.shape[0] == self.batch else None
-        start, stop = self.spans[row] if self.spans else (0, self.length)
-        if t.shape[0] == self.batch and self.length in t.shape[1:]:
-            cut = t[row]
-        elif t.shape[0] == self.batch * self.length:
-            cut = t[row * self.length : (row + 1) * self.length]
-        elif t.shape[0] == self.batch:
-            return t[row], -1
-        else:
-            return None
-        if axis is None or axis < 0 or axis >= cut.dim() or cut.shape[axis] != self.length:
-            axis = list(cut.shape).index(self.length)
-        return cut.narrow(axis, start, stop - start), axis
+from samebits.check.tape import Key, Tape, tensors
 
 
 @dataclass
@@ -101,20 +58,7 @@ class Event:
         return torch.cat(self.pieces, self.axis)
 
 
-_recorder: Recorder | None = None
-
-
-@contextmanager
-def window(batch: int, length: int | None = None, spans: Any = None) -> Iterator[None]:
-    """Announces the calls inside the block to whoever is recording; costs nothing otherwise."""
-    if _recorder is None:
-        yield
-        return
-    with _recorder.call(Window(batch, length, spans)):
-        yield
-
-
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(Tape):
     """Records the part of one request in every operation and module output.
 
     Args:
@@ -126,76 +70,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, module: torch.nn.Module | None, row: int, like: Recorder | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.module, self.row, self.like = module, row, like
+        super().__init__(module)
+        self.row, self.like = row, like
         self.ops: dict[Key, Event] = {}
         self.modules: dict[Key, Event] = {}
-        self._window: Window | None = None
-        self._stack: list[str] = []
-        self._counts: dict[tuple[str, str], int] = {}
-        self._within = False
 
-    @contextmanager
-    def call(self, window: Window) -> Iterator[None]:
-        """Everything in the block belongs to one call."""
-        self._window, self._counts = window, {}
-        try:
-            yield
-        finally:
-            self._window = None
+    def left(self, key: Key, output: Any) -> None:
+        """Keeps a module's output."""
+        first = next(tensors(output), None)
+        if first is not None:
+            self._record(self.modules, key, first, ())
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Installs hooks and mode for the block."""
-        global _recorder
-        with ExitStack() as stack:
-            for name, module in self.module.named_modules() if self.module is not None else ():
-                kind = type(module).__name__
-                stack.callback(
-                    module.register_forward_pre_hook(self._enter(name), prepend=True).remove
-                )
-                stack.callback(module.register_forward_hook(self._leave(name, kind)).remove)
-            stack.enter_context(self)
-            before, _recorder = _recorder, self
-            try:
-                yield
-            finally:
-                _recorder = before
-
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self._stack.append(name)
-
-        return hook
-
-    def _leave(self, name: str, kind: str) -> Callable[..., None]:
-        def hook(_module: Any, _args: Any, output: Any) -> None:
-            self._stack.pop()
-            first = _first_tensor(output)
-            if first is not None and self._window is not None:
-                self._record(self.modules, self._key(name, kind), first, ())
-
-        return hook
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if self._within or self._window is None:
-            return output
-        returns = func._schema.returns
-        if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):
-            return output
-        module = self._stack[-1] if self._stack else ""
-        key = self._key(module, str(func))
-        first = _first_tensor(output)
+    def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation and keeps its output."""
+        output = func(*args, **kwargs)
+        first = next(tensors(output), None)
         if first is not None and _is_result(func, first):
             shapes = tuple(str(tuple(arg.shape)) for arg in args if isinstance(arg, torch.Tensor))
             self._record(self.ops, key, first, shapes)
         return output
-
-    def _key(self, module: str, name: str) -> Key:
-        count = self._counts.get((module, name), 0)
-        self._counts[module, name] = count + 1
-        return module, name, count
 
     def _record(
         self,
@@ -204,19 +97,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output: torch.Tensor,
         shapes: tuple[str, ...],
     ) -> None:
-        assert self._window is not None
+        assert self.window is not None
         like = None
         if self.like is not None:
             like = (self.like.ops if into is self.ops else self.like.modules).get(key)
-        self._within = True
-        try:
-            part = self._window.select(output.detach(), self.row, like.axis if like else None)
+        with self.busy():
+            part = self.window.select(output.detach(), self.row, like.axis if like else None)
             if part is None:
                 return
             cut, axis = part
             into.setdefault(key, Event(*key[:2], axis)).add(cut.clone(), axis, shapes)
-        finally:
-            self._within = False
 
 
 def _is_result(func: Any, output: torch.Tensor) -> bool:
@@ -224,17 +114,6 @@ def _is_result(func: Any, output: torch.Tensor) -> bool:
     if "empty" in str(func):
         return False
     return output.is_floating_point() or output.is_complex()
-
-
-def _first_tensor(output: Any) -> torch.Tensor | None:
-    """The (first) tensor of what a module or an operation returned."""
-    if isinstance(output, torch.Tensor):
-        return output
-    if isinstance(output, (tuple, list)):
-        return next((t for t in map(_first_tensor, output) if t is not None), None)
-    if isinstance(output, dict):
-        return _first_tensor(list(output.values()))
-    return None
 
 
 def first_divergence(
@@ -258,10 +137,10 @@ def first_divergence(
         plain: what both calls gave without tracing, to see that tracing changes nothing.
     """
     before = Recorder(module, reference_row)
-    with before.recording():
+    with before.playing():
         first = reference()
     after = Recorder(module, row, like=before)
-    with after.recording():
+    with after.playing():
         second = probe()
     same = not any(difference(x, y).differing for x, y in zip(plain, (first, second), strict=True))
     layers = tuple(_layers(before.modules, after.modules))

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from samebits.mode.state import Status
-from samebits.mode.switch import deterministic, disable, enable, status, stock
+from samebits.mode.switch import deterministic, disable, enable, is_on, status, stock
 
-__all__ = ["Status", "deterministic", "disable", "enable", "status", "stock"]
+__all__ = ["Status", "deterministic", "disable", "enable", "is_on", "status", "stock"]

@@ -118,6 +118,11 @@ def _block(frame: _Frame) -> Iterator[None]:
             _apply()
 
 
+def is_on() -> bool:
+    """Whether the overrides are in force; cheaper than `status`."""
+    return _process.on
+
+
 def status() -> Status:
     """What is on, covered, hit and missing in this process."""
     with _lock:

@@ -1,0 +1,157 @@
+"""All that is known about a difference: the operation as both runs made it, and around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from samebits import bits
+from samebits.check.cause import precision
+from samebits.check.cause.capture import Operation, Origin
+from samebits.check.cause.factors import Isolation
+from samebits.check.compare import Bits
+from samebits.check.explanation import Factor
+from samebits.check.tape import Key
+
+
+@dataclass
+class Case:
+    """Everything that is known about a difference.
+
+    Attributes:
+        isolation: the operation as both runs made it.
+        others: operations around it that only the first, only the second run has.
+        given: arguments of the module around it that differ in form: name, first's, second's.
+        filled: makes both runs again with fresh memory filled with a value; gives whether they
+            agree, how many tensors were filled, and how many NaN the modules put out.
+    """
+
+    isolation: Isolation
+    others: tuple[list[Key], list[Key]]
+    given: list[tuple[str, str, str]]
+    filled: Callable[[float], tuple[bool, int, int]]
+
+    @property
+    def first(self) -> Operation:
+        """The first run's call."""
+        return self.isolation.first
+
+    @property
+    def second(self) -> Operation:
+        """The second run's call."""
+        return self.isolation.second
+
+    @property
+    def op(self) -> str:
+        """Its name for people."""
+        return str(self.first.func).removesuffix(".default")
+
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """All experiments with the operation by itself."""
+        return tuple(self.isolation.experiments())
+
+    def turning(self, *names: str) -> Factor | None:
+        """The first of these factors that turns the second run's bits into the first's."""
+        if self.isolation.whose(self.isolation.alone[1]) != "second":
+            return None
+        return next((f for f in self.factors if f.name in names and f.outcome == "first"), None)
+
+    @cached_property
+    def unlike(self) -> list[tuple[int, Origin]]:
+        """Operands in which the runs differ, for the request."""
+        x, y = self.first.operands, self.second.operands
+        return [
+            (i, self.second.origins[i] if self.second.origins[i].name else self.origin(i))
+            for i, (a, b) in enumerate(zip(x, y, strict=False))
+            if _unlike(a, b, self.first, self.second) and not _overwritten(self.second, i)
+        ]
+
+    def origin(self, i: int) -> Origin:
+        """Where operand `i` came from: of both runs the one that says more."""
+        x, y = self.first.origins[i], self.second.origins[i]
+        return x if x.reduces or x.born_empty else y
+
+    @cached_property
+    def judgement(self) -> precision.Judgement | None:
+        """Both calls against the exact result."""
+        return precision.judge(self.first, self.second)
+
+    @property
+    def of_bound(self) -> tuple[float, float] | None:
+        """The largest error of each call as a share of what rounding alone can cause."""
+        return self.judgement.of_bound if self.judgement else None
+
+    @property
+    def narrower(self) -> tuple[str | None, str | None]:
+        """With which fewer bits each call was computed."""
+        return self.judgement.narrower if self.judgement else (None, None)
+
+    @cached_property
+    def values(self) -> tuple[Bits, Bits]:
+        """The request's part of both calls' results, as they were in the runs."""
+        x, y = self.isolation.want
+        return tuple(x), tuple(y)
+
+    @property
+    def within(self) -> bool:
+        """Whether both results are within what rounding alone can cause."""
+        if self.of_bound is not None:
+            return max(self.of_bound) <= 1.0
+        return small(self.values)
+
+    def argument_name(self, i: int) -> str:
+        """The name of the argument that holds operand `i`."""
+        return _argument_name(self.second, i)
+
+
+def small(values: tuple[Bits, Bits]) -> bool:
+    """Whether results are as near as a few hundred roundings of the largest element."""
+    for a, b in zip(*values, strict=False):
+        if not a.is_floating_point() or a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if not bool(a.isfinite().all() and b.isfinite().all()):
+            return False
+        eps = min(256 * torch.finfo(a.dtype).eps, 2.0**-5)
+        scale = max(float(a.abs().max()), float(b.abs().max())) if a.numel() else 0.0
+        if float((a.double() - b.double()).abs().max() if a.numel() else 0.0) > eps * scale:
+            return False
+    return bool(values[0])
+
+
+def _unlike(a: torch.Tensor, b: torch.Tensor, first: Operation, second: Operation) -> bool:
+    """Whether an operand differs: the request's part of it, or what both runs have of it."""
+    x, y = first.parts([a]), second.parts([b])
+    if x and y and x[0].shape == y[0].shape:
+        a, b = x[0], y[0]
+    elif a.dim() == b.dim() and sum(m != n for m, n in zip(a.shape, b.shape, strict=True)) == 1:
+        for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)):
+            a, b = a.narrow(axis, 0, min(m, n)), b.narrow(axis, 0, min(m, n))
+    return a.shape == b.shape and a.dtype == b.dtype and not bits.equal(a, b)
+
+
+def _overwritten(op: Operation, i: int) -> bool:
+    """Whether an operand is only written to."""
+    name = _argument_name(op, i)
+    argument = next((a for a in op.func._schema.arguments if a.name == name), None)
+    if argument is None or argument.alias_info is None or not argument.alias_info.is_write:
+        return False
+    fills = torch.Tag.nondeterministic_seeded in op.func.tags
+    return (
+        bool(argument.is_out) or fills or precision.base_name(op.func) in ("copy", "fill", "zero")
+    )
+
+
+def _argument_name(op: Operation, i: int) -> str:
+    """The name of the argument that holds operand `i`."""
+    seen = -1
+    names = [a.name for a in op.func._schema.arguments]
+    for name, value in [*zip(names, op.args, strict=False), *op.kwargs.items()]:
+        for t in value if isinstance(value, (list, tuple)) else [value]:
+            seen += isinstance(t, torch.Tensor)
+            if seen == i and isinstance(t, torch.Tensor):
+                return str(name)
+    return f"operand {i}"

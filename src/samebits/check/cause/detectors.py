@@ -1,0 +1,441 @@
+"""A detector for each kind of cause: it looks at a case and gives a diagnosis, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from samebits import bits
+from samebits.check.cause.case import Case, small
+from samebits.check.cause.factors import arguments_that_differ, same
+from samebits.check.cause.precision import base_name
+from samebits.check.cause.settings import SWITCH, RandomState, kind_of, random_state
+from samebits.check.compare import Bits
+from samebits.check.explanation import Factor
+from samebits.check.tape import Key
+
+_ORDERINGS = frozenset(
+    [
+        "topk",
+        "sort",
+        "argsort",
+        "argmax",
+        "argmin",
+        "max",
+        "min",
+        "kthvalue",
+        "mode",
+        "median",
+        "nanmedian",
+        "aminmax",
+    ]
+)
+_DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer: see `samebits.check.explanation.Explanation`."""
+
+    kind: str
+    detail: str
+    cause: str
+    trigger: str | None = None
+    evidence: tuple[str, ...] = ()
+    factors: tuple[Factor, ...] = ()
+    of_bound: tuple[float, float] | None = None
+
+
+def random_numbers(case: Case) -> Diagnosis | None:
+    """The operation draws: another seed gives other bits."""
+    drawn = next((o for _, o in case.unlike if o.random), None)
+    if drawn is not None:
+        return Diagnosis(
+            "random", "operand",
+            f"{case.op} is given {drawn}: random numbers, drawn from one generator for the whole "
+            "batch.", "rows",
+        )  # fmt: skip
+    if torch.Tag.nondeterministic_seeded not in case.second.func.tags or case.unlike:
+        return None
+    op, plain = case.second, case.isolation.alone[1]
+    seeds = [_seeded(i) for i in range(_DRAWS)]
+    if all(same(op.run(random=state), plain) for state in seeds):
+        return None  # it could draw (dropout), and does not
+    mine = op.parts(op.run(random=case.first.random))
+    if same(mine, case.isolation.want[0]):
+        return Diagnosis(
+            "random", "state",
+            f"{case.op} draws random numbers, and the generator had another state.", "seed",
+            ("From the same state of the generator both runs have the same bits.",),
+        )  # fmt: skip
+    count = tuple(case.first.output[0].shape), tuple(case.second.output[0].shape)
+    return Diagnosis(
+        "random", "shape",
+        f"{case.op} draws random numbers for the whole batch from one generator, so a request's "
+        "depend on its neighbours.", "rows",
+        (f"From the same state of the generator the numbers still differ: {count[0]} and "
+         f"{count[1]} are drawn.",),
+    )  # fmt: skip
+
+
+def ties(case: Case) -> Diagnosis | None:
+    """Indices differ, and what they point at is equal."""
+    if case.unlike:
+        return None
+    x, y = case.isolation.want
+    indices = [
+        (a, b)
+        for a, b in zip(x, y, strict=False)
+        if not a.is_floating_point() and a.shape == b.shape
+    ]
+    values = [(a, b) for a, b in zip(x, y, strict=False) if a.is_floating_point()]
+    if not indices or not all(bits.equal(a, b) for a, b in values):
+        return None
+    moved = sum(int((a != b).sum()) for a, b in indices)
+    ranks = base_name(case.first.func) in _ORDERINGS
+    if not (values or (ranks and _point_at_equals(case, indices[0]))):
+        return None
+    factor = case.turning("rows", "position", "neighbours", "layout", "threads", "argument")
+    return Diagnosis(
+        "ties", "order",
+        f"{case.op} ranks equal values in another order.", factor.name if factor else None,
+        (f"{moved} indices differ, and the values that they point at are equal.",),
+    )  # fmt: skip
+
+
+def uninitialised(case: Case) -> Diagnosis | None:
+    """An operand's memory was handed out without contents, and filling it decides the result."""
+    suspicious = any(case.origin(i).born_empty for i, _ in case.unlike)
+    hidden = not case.unlike and not case.isolation.reproduced
+    if not suspicious and not hidden:
+        return None
+    agree, count, _ = case.filled(0.0)
+    if not count or not agree:
+        return None
+    _, _, nan = case.filled(float("nan"))
+    if not nan:
+        return None
+    return Diagnosis(
+        "memory", "uninitialised",
+        f"{case.op} reads memory that nobody has written.", "history",
+        (
+            f"With fresh memory filled with zeros ({count} tensors) the runs agree.",
+            f"Filled with NaN, {nan} NaN come out of the modules: the contents are read.",
+        ),
+    )  # fmt: skip
+
+
+def batch_scale(case: Case) -> Diagnosis | None:
+    """An operand was computed from the whole batch."""
+    found = next(((i, o) for i, o in case.unlike if o.reduces), None)
+    if found is None:
+        return None
+    i, origin = found
+    factor = case.turning("operand")
+    return Diagnosis(
+        "scale", "operand",
+        f"{case.op} uses {origin}, which is computed over the whole batch.", "neighbours",
+        (
+            f"Operand {i} ({origin}) is not the same in both runs although the request is.",
+            *(["With the first run's value the bits are the first run's."] if factor else []),
+        ),
+    )  # fmt: skip
+
+
+def state(case: Case) -> Diagnosis | None:
+    """An operand from outside the module's own operations is not the same."""
+    for i, origin in case.unlike:
+        made_here = origin.made_by is not None and origin.made_by in (
+            *case.others[0],
+            *case.others[1],
+        )
+        if made_here:
+            continue
+        name = case.argument_name(i)
+        mask = "mask" in name
+        what = origin if origin.name or origin.made_by else f"{name}, kept from before"
+        factor = case.turning("operand")
+        return Diagnosis(
+            "semantics", "mask" if mask else "state",
+            f"{case.op} is given another {'mask' if mask else 'state'}: {what} is not the same in "
+            "both runs.", "mask" if mask else "state",
+            (
+                _first_difference(case, i),
+                *(["With the first run's operand the bits are the first run's."] if factor else []),
+            ),
+        )  # fmt: skip
+    return None
+
+
+def setting(case: Case) -> Diagnosis | None:
+    """A flag was not the same when the operation ran."""
+    names = case.second.settings.differing(case.first.settings)
+    if not names or case.unlike:
+        return None
+    turned = case.turning("setting", "threads")
+    if turned is None and same(*_both_under(case)):
+        turned = Factor("setting", ", ".join(names), "first")
+    if turned is None:
+        return None
+    name = turned.change.partition(":")[0]
+    values = case.first.settings.values.get(name), case.second.settings.values.get(name)
+    kind = kind_of(name)
+    if kind == "reordering" and not case.within:
+        return None
+    late = name == SWITCH
+    detail = "late switch" if late else name
+    cause = (
+        f"{case.op} ran with the switch {'on' if values[0] else 'off'} in the first run and "
+        f"{'on' if values[1] else 'off'} in the second: it was turned too late."
+        if late
+        else f"{case.op} ran under another setting: {name} was {values[0]}, then {values[1]}."
+    )
+    narrowed = case.narrower
+    return Diagnosis(
+        kind, next((n for n in narrowed if n), detail) if kind == "precision" else detail,
+        cause, "threads" if name == "threads" else "setting",
+        (f"With {name} = {values[0]} the second run's call gives the first run's bits.",),
+    )  # fmt: skip
+
+
+def dtype(case: Case) -> Diagnosis | None:
+    """Operands of another type."""
+    x, y = case.first.operands, case.second.operands
+    pairs = [(a.dtype, b.dtype) for a, b in zip(x, y, strict=False) if a.dtype != b.dtype]
+    if not pairs:
+        return None
+    a, b = (str(d).removeprefix("torch.") for d in pairs[0])
+    return Diagnosis(
+        "precision", "dtype", f"{case.op} computed in {a} in one run and in {b} in the other.",
+        "dtype",
+    )  # fmt: skip
+
+
+def run_to_run(case: Case) -> Diagnosis | None:
+    """The operation by itself does not repeat."""
+    if all(case.isolation.repeats) or case.unlike:
+        return None
+    if case.within:
+        return Diagnosis(
+            "reordering", "atomic",
+            f"{case.op} adds in an order that changes from call to call (atomic additions, or "
+            "work handed out as it comes).", "repeat",
+            ("The same call with the same operands gives other bits, all within rounding.",),
+        )  # fmt: skip
+    return Diagnosis(
+        "memory", "race",
+        f"{case.op} gives other results from call to call, and farther apart than any order of "
+        "its additions could make them: a race, or memory that it must not read.", "repeat",
+        ("The same call with the same operands gives other bits, beyond rounding.",),
+    )  # fmt: skip
+
+
+def not_a_number(case: Case) -> Diagnosis | None:
+    """NaN or infinity in one result alone, out of finite operands of the request."""
+    x, y = case.isolation.want
+    finite = [all(bool(t.isfinite().all()) for t in want) for want in (x, y)]
+    if finite[0] == finite[1]:
+        return None
+    bad = case.second if finite[0] else case.first
+    own = [p for t in bad.operands for p in bad.parts([t])]
+    if not all(bool(t.isfinite().all()) for t in own if t.is_floating_point()):
+        return None
+    turned = case.turning("neighbours")
+    return Diagnosis(
+        "memory", "nan",
+        f"{case.op} lets NaN or infinity of a neighbour, or of a masked place, into the result.",
+        turned.name if turned else None,
+        ("The request's own operands are finite, and its result is not.",),
+    )  # fmt: skip
+
+
+def narrow(case: Case) -> Diagnosis | None:
+    """One result has the distance from the exact one that fewer bits give."""
+    if case.unlike:
+        return None
+    found = case.narrower
+    if found[0] == found[1]:
+        return None
+    which, label = (0, found[0]) if found[0] else (1, found[1])
+    run = ("first", "second")[which]
+    factor = case.turning("rows", "layout", "argument", "neighbours", "position")
+    return Diagnosis(
+        "precision", str(label),
+        f"{case.op} computed with {label} in the {run} run.", factor.name if factor else None,
+        (f"The {run} run's result is nearer to an exact computation with {label} than to one with "
+         "its operands as they are.", *_sweep(case, factor)),
+    )  # fmt: skip
+
+
+def argument(case: Case) -> Diagnosis | None:
+    """The operation was called with another argument that means something."""
+    unlike = arguments_that_differ(case.first, case.second)
+    if not unlike or case.unlike:
+        return None
+    name, a, b = unlike[0]
+    if case.judgement is not None and case.judgement.alike and case.within:
+        return Diagnosis(
+            "reordering", "other kernel",
+            f"{case.op} was called with another {name}, which means the same here but chooses "
+            "another kernel.", "mask" if "mask" in name else name,
+            (f"{name} is {a} in the first run and {b} in the second; computed exactly, both "
+             "give the same.",),
+        )  # fmt: skip
+    return Diagnosis(
+        "semantics", "mask" if "mask" in name else name,
+        f"{case.op} was called with {name} = {a} in the first run and {b} in the second.",
+        "mask" if "mask" in name else name,
+    )  # fmt: skip
+
+
+def other_kernel(case: Case) -> Diagnosis | None:
+    """What made the differing operand ran in one run only."""
+    made = [o.made_by for _, o in case.unlike if o.made_by is not None]
+    ours = [k for k in made if k in case.others[0] or k in case.others[1]]
+    if not ours:
+        return None
+    return other_operations(case.others, case.given, case.values)
+
+
+def neighbours(case: Case) -> Diagnosis | None:
+    """The contents of other rows matter, which no order of summation can cause."""
+    if case.unlike or not case.isolation.reproduced:
+        return None
+    touched = [
+        f for f in case.factors if f.name == "neighbours" and f.outcome in ("first", "other")
+    ]
+    if not touched:
+        return None
+    return Diagnosis(
+        "scale", "neighbours",
+        f"{case.op} computes something over the whole batch that scales every row.", "neighbours",
+        (f"With {touched[0].change}, and as many rows, the request's bits change.",),
+    )  # fmt: skip
+
+
+def history(case: Case) -> Diagnosis | None:
+    """The operands decide nothing: what ran before does."""
+    if case.isolation.reproduced or case.unlike:
+        return None
+    close = case.within
+    return Diagnosis(
+        "reordering" if close else "memory", "history",
+        f"{case.op} gives other bits by itself than in the model, with the same operands: what "
+        "ran before it matters (a cached choice of kernel, a workspace, hidden state).", "history",
+        ("Taken out of the model the two calls agree."
+         if same(*_alone_parts(case)) else "Taken out of the model its bits are others.",),
+    )  # fmt: skip
+
+
+def reordering(case: Case) -> Diagnosis | None:
+    """Everything is the same but the order of additions: both results are within rounding."""
+    if case.unlike or not case.within:
+        return None
+    factor = case.turning("rows", "position", "layout", "neighbours")
+    words = {
+        "rows": "the number of rows", "position": "the row's place in the batch",
+        "layout": "how its operands lie in memory", "neighbours": "the other rows",
+    }  # fmt: skip
+    why = words.get(factor.name, "") if factor else ""
+    return Diagnosis(
+        "reordering", "kernel" if factor else "",
+        f"{case.op} adds in another order"
+        + (f", chosen by {why}." if why else "."), factor.name if factor else None,
+        (*_bound_line(case), *_sweep(case, factor)),
+    )  # fmt: skip
+
+
+def defect(case: Case) -> Diagnosis:
+    """Nothing explains it, and it is more than rounding."""
+    if case.unlike and any(case.others):
+        return other_operations(case.others, case.given, case.values)
+    if case.unlike:
+        return Diagnosis(
+            "semantics", "operands", f"{case.op} is given other operands.", None,
+            (_first_difference(case, case.unlike[0][0]),),
+        )  # fmt: skip
+    factor = case.turning("rows", "position", "layout", "neighbours", "operand")
+    if case.of_bound is None and not factor:
+        return Diagnosis("unknown", "", f"{case.op} differs, and no experiment says why.")
+    return Diagnosis(
+        "semantics", "beyond rounding",
+        f"{case.op} computes something else: no order of additions gives results so far apart.",
+        factor.name if factor else None, (*_bound_line(case), *_sweep(case, factor)),
+    )  # fmt: skip
+
+
+def other_operations(
+    others: tuple[list[Key], list[Key]],
+    given: list[tuple[str, str, str]],
+    values: tuple[Bits, Bits],
+) -> Diagnosis:
+    names = [
+        ", ".join(dict.fromkeys(key[1].removesuffix(".default") for key in side)) or "nothing"
+        for side in others
+    ]
+    lines = tuple(f"{n}: {a} in the first run, {b} in the second." for n, a, b in given)
+    mask = any("mask" in n for n, _, _ in given)
+    return Diagnosis(
+        "reordering" if small(values) else "semantics", "other kernel",
+        f"the runs take other operations here: {names[0]} against {names[1]}.",
+        "mask" if mask else "argument" if given else None, lines,
+    )  # fmt: skip
+
+
+def _bound_line(case: Case) -> tuple[str, ...]:
+    shares = case.of_bound
+    if shares is None:
+        return ()
+    a, b = (f"{100 * s:.3g} %" for s in shares)
+    word = "Both results are" if max(shares) <= 1 else "Not both results are"
+    return (
+        f"{word} within the error that rounding can cause in any order: the first uses {a} of it, "
+        f"the second {b}.",
+    )
+
+
+def _sweep(case: Case, factor: Factor | None) -> tuple[str, ...]:
+    if factor is None or factor.name != "rows":
+        return ()
+    return (f"By number of rows: {case.isolation.sweep()}.",)
+
+
+def _both_under(case: Case) -> Iterator[list[torch.Tensor]]:
+    """Both calls under the first one's settings."""
+    for op in (case.first, case.second):
+        yield op.parts(op.run(settings=case.first.settings))
+
+
+def _alone_parts(case: Case) -> Iterator[list[torch.Tensor]]:
+    for op, results in zip((case.first, case.second), case.isolation.alone, strict=True):
+        yield op.parts(results)
+
+
+def _seeded(seed: int) -> RandomState:
+    """The generators' states after a seed."""
+    before = random_state()
+    torch.manual_seed(seed)
+    found = random_state()
+    before.restore()
+    return found
+
+
+def _point_at_equals(case: Case, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether indices of both runs point at equal values of the request's operand."""
+    values = case.first.parts(case.first.operands[:1])
+    if not values:
+        return False
+    flat = values[0].reshape(-1)
+    a, b = (t.reshape(-1) for t in pair)
+    if max(int(a.max()), int(b.max())) < flat.numel() and values[0].dim() == 1:
+        return bits.equal(flat[a], flat[b])
+    x, y = (values[0].gather(-1, t.reshape(*values[0].shape[:-1], -1)) for t in pair)
+    return bits.equal(x, y)
+
+
+def _first_difference(case: Case, i: int) -> str:
+    a, b = case.first.operands[i], case.second.operands[i]
+    shapes = f"{tuple(a.shape)} against {tuple(b.shape)}"
+    return f"Operand {i} ({case.argument_name(i)}, {shapes}) differs before the operation runs."

@@ -1,0 +1,157 @@
+"""Matrix products: what a result may be in any order, and with how many bits it was computed.
+
+Only a sample is computed again, of the rows of the request and of the columns in which the runs
+differ most, so that a vocabulary's worth of weights costs no more than a layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from samebits.check.cause.capture import Operation
+
+_ROWS, _COLUMNS = 64, 256
+#: Where the factors are among the operands, whether the second lies transposed, and the bias.
+_FORMS = {
+    "mm": (0, 1, True, None), "addmm": (1, 2, True, 0), "linear": (0, 1, False, 2),
+    "mv": (1, 0, False, None),
+}  # fmt: skip
+_PARTS = (2, 3, 4, 8, 16)
+#: Unit roundoff of an accumulator in fp32 that is cut off, as on tensor cores, or rounded.
+UNIT = 2.0**-23
+#: Of the last rounding.
+OUTPUT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+
+Cut = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A sample of ``y = x w^T + bias``.
+
+    Attributes:
+        x, w, bias: [R, K], [N, K], [N] or None, in binary64.
+        y: [R, N] as the run computed it, in binary64.
+        inputs, output: types of the factors and of the result.
+    """
+
+    x: torch.Tensor
+    w: torch.Tensor
+    bias: torch.Tensor | None
+    y: torch.Tensor
+    inputs: torch.dtype
+    output: torch.dtype
+
+    def exact(self, cut: Cut = lambda t: t) -> torch.Tensor:
+        """The result in binary64, of factors that `cut` has rounded."""
+        product = cut(self.x) @ cut(self.w).mT
+        return product if self.bias is None else product + self.bias
+
+    def bound(self) -> torch.Tensor:
+        """The largest error that rounding can cause in any order of the additions, [R, N].
+
+        gamma_K sum |x||w| with fp32 accumulators that are cut off, and the rounding to the output.
+        """
+        size = self.x.abs() @ self.w.abs().mT
+        if self.bias is not None:
+            size = size + self.bias.abs()
+        last = OUTPUT[self.output] * self.exact().abs() + torch.finfo(self.output).tiny
+        return (self.x.shape[1] + 2) * UNIT * size + last
+
+    def of_bound(self) -> float:
+        """The largest error of the run's result as a share of the bound."""
+        return float(((self.y - self.exact()).abs() / self.bound()).nan_to_num(float("inf")).max())
+
+    def narrower(self) -> str | None:
+        """With which fewer bits it was computed: ``tf32``, ...; None: with those of its factors.
+
+        A product of rounded factors is told by its distance: it is much nearer to the exact product
+        of the rounded factors than to that of the factors themselves.
+        """
+        if not bool(self.y.isfinite().all()):
+            return None
+        plain = self._distance(self.exact())
+        found = ((self._distance(value), label) for label, value in self._candidates())
+        distance, label = min(found, default=(plain, ""))
+        # Half: the last rounding of a 16-bit output hides a part of any distance.
+        return label if distance < 0.5 * plain else None
+
+    def _distance(self, value: torch.Tensor) -> float:
+        rounded = value.to(self.output).double()
+        return float((self.y - rounded).square().mean().sqrt())
+
+    def _candidates(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.inputs is torch.float32:
+            yield "tf32", self.exact(_tf32)
+            yield "bf16", self.exact(lambda t: t.bfloat16().double())
+            yield "fp16", self.exact(lambda t: t.half().double())
+        narrow = torch.float16 if self.output is torch.float16 else torch.bfloat16
+        bias = 0.0 if self.bias is None else self.bias
+        for parts in _PARTS:
+            if self.x.shape[1] % parts:
+                continue
+            pairs = zip(self.x.chunk(parts, 1), self.w.chunk(parts, 1), strict=True)
+            sums = [(a @ b.mT).to(narrow).double() for a, b in pairs]
+            label = f"16-bit partial sums ({parts} parts)"
+            yield label, torch.stack(sums).sum(0) + bias
+            yield label, _added(sums, narrow) + bias
+
+
+def sample(first: Operation, second: Operation) -> tuple[Product, Product] | None:
+    """The same elements of both calls of a product; None where they are not such products."""
+    x, y = _whole(first), _whole(second)
+    if x is None or y is None or x.y.shape != y.y.shape:
+        return None
+    gap = (x.y - y.y).abs().nan_to_num(float("inf"))
+    rows = gap.amax(1).topk(min(_ROWS, len(gap))).indices
+    columns = gap.amax(0).topk(min(_COLUMNS, gap.shape[1])).indices
+    return _cut(x, rows, columns), _cut(y, rows, columns)
+
+
+def _whole(op: Operation) -> Product | None:
+    """The request's rows of a product, nothing computed yet."""
+    name = op.func._schema.name
+    own = name.partition("::")[2].rstrip("_")
+    form = (0, 1, False, None) if op.twin is not None else _FORMS.get(own)
+    operands = op.operands
+    if form is None or not (name.startswith("aten::") or op.twin is not None):
+        return None
+    left, right, transposed, third = form
+    if len(operands) <= max(left, right) or not op.output:
+        return None
+    x, w, y = op.parts(operands[left : left + 1]), operands[right], op.parts(op.output[:1])
+    if not x or not y or w.dim() != 2 or y[0].dtype not in OUTPUT:
+        return None
+    bias = operands[third] if third is not None and len(operands) > third else None
+    w = w.mT if transposed else w
+    a, b = (t.reshape(-1, t.shape[-1]) for t in (x[0], y[0]))
+    plain = a.shape[1] == w.shape[1] and b.shape == (len(a), len(w))
+    scaled = any(op.kwargs.get(k, 1) != 1 for k in ("alpha", "beta"))
+    if not plain or scaled or (bias is not None and bias.shape != (len(w),)):
+        return None
+    return Product(a, w, bias, b.double(), w.dtype, b.dtype)
+
+
+def _cut(p: Product, rows: torch.Tensor, columns: torch.Tensor) -> Product:
+    bias = None if p.bias is None else p.bias[columns].double()
+    x, w = p.x[rows].double(), p.w[columns].double()
+    return Product(x, w, bias, p.y[rows][:, columns], p.inputs, p.output)
+
+
+def _added(sums: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Partial sums added in 16 bits, as atomic additions do."""
+    total = sums[0]
+    for part in sums[1:]:
+        total = (total + part).to(dtype).double()
+    return total
+
+
+def _tf32(t: torch.Tensor) -> torch.Tensor:
+    """fp32 values with ten fraction bits, rounded to nearest even."""
+    drop = 13
+    words = t.float().view(torch.int32)
+    half = (1 << (drop - 1)) - 1 + ((words >> drop) & 1)
+    return ((words + half) >> drop << drop).view(torch.float32).double()

@@ -1,0 +1,244 @@
+"""Plays two calls again and again under different listeners, and counts the forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from samebits import bits
+from samebits.check.cause.marks import Listener, Marks, Request, makes_memory, sizes
+from samebits.check.cause.settings import RandomState, random_state
+from samebits.check.compare import Bits, Difference, add, difference
+from samebits.check.tape import WHOLE, Key, Tape, Window, tensors
+from samebits.errors import ShapeError
+
+Call = Callable[[], Any]
+Align = tuple[int, int] | tuple[Request, Request] | None
+FIRST, SECOND = 0, 1
+
+
+class _Shapes(Tape):
+    """Notes batch and tokens of every forward; nothing inside the model is listened to."""
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        super().__init__(module, operations=False, inside=False)
+        self.seen: list[tuple[int, int | None]] = []
+        self.last: Window = WHOLE
+        self.announced = False
+
+    def opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Window | None:
+        """Notes the first argument."""
+        first = next(tensors((args, kwargs)), None)
+        if first is not None and first.dim():
+            self.seen.append(sizes(first))
+            self.last = Window(*self.seen[-1])
+        return None
+
+    @contextmanager
+    def forward(self, window: Window) -> Iterator[None]:
+        """Notes a window that the caller announces."""
+        self.seen.append((window.batch, window.length))
+        self.last, self.announced = window, True
+        with super().forward(window):
+            yield
+
+
+class Runs:
+    """Two calls that should agree.
+
+    Args:
+        module: the model, or None for plain functions.
+        calls: the two calls.
+        align: which part of each is compared; see `samebits.check.cause.explain`.
+
+    Attributes:
+        requests: the part of each run that is compared.
+        passes: forward passes of the model so far (calls, where there is no model).
+        returned: what the calls returned when nobody listened, as tensors.
+        last: what they returned under the last marks.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module | None, calls: tuple[Call, Call], align: Align
+    ) -> None:
+        self.module, self._calls = module, calls
+        self.passes = 0
+        self.last: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        self._random: list[RandomState] = []
+        self.returned: list[list[torch.Tensor]] = []
+        shapes = []
+        for call in self._calls:
+            self._random.append(random_state())
+            tape = _Shapes(module)
+            with tape.playing(), torch.no_grad():
+                value = call()
+            self.passes += max(tape.forwards, 1)
+            shapes.append(tape)
+            self.returned.append([t.detach().clone() for t in tensors(value)])
+        self.after = random_state()
+        self._windows = shapes[0].last, shapes[1].last
+        self._own = any(tape.announced for tape in shapes)  # the calls return the request's part
+        self.requests = _requests(align, shapes[0].seen, shapes[1].seen)
+
+    def play(self, side: int, listener: Tape) -> list[torch.Tensor]:
+        """One run under a listener, from the random state that it had the first time."""
+        self._random[side].restore()
+        listener.unannounced = not self._own
+        with listener.playing(), torch.no_grad():
+            if self.module is None:
+                with listener.forward(WHOLE):
+                    value = self._calls[side]()
+            else:
+                value = self._calls[side]()
+        self.passes += max(listener.forwards, 1)
+        return [t.detach() for t in tensors(value)]
+
+    def both(self, make: Callable[[Request, Marks | None], Marks]) -> tuple[Marks, Marks]:
+        """Both runs under marks; the second ones know the first ones' token axes."""
+        first = make(self.requests[FIRST], None)
+        x = self.play(FIRST, first)
+        second = make(self.requests[SECOND], first)
+        y = self.play(SECOND, second)
+        self.last = x, y
+        return first, second
+
+    def plain(self, side: int) -> list[torch.Tensor]:
+        """One run with nobody listening."""
+        self._random[side].restore()
+        tape = Tape(self.module, operations=False, inside=False)
+        with tape.playing(), torch.no_grad():
+            value = self._calls[side]()
+        self.passes += max(tape.forwards, 1)
+        return [t.detach().clone() for t in tensors(value)]
+
+    def repeats(self, side: int) -> bool:
+        """Whether a run gives the bits that it gave the first time."""
+        before, now = self.returned[side], self.plain(side)
+        return len(before) == len(now) and all(map(bits.equal, before, now))
+
+    def results(self, x: Sequence[torch.Tensor], y: Sequence[torch.Tensor]) -> Difference:
+        """The difference of what the two calls returned, as far as it can be compared."""
+        parts = []
+        for a, b in zip(x, y, strict=False):
+            if not self._own and (a.shape != b.shape or self._rows_differ):
+                a, b = (
+                    _row(t, window, request)
+                    for t, window, request in zip((a, b), self._windows, self.requests, strict=True)
+                )
+            if a.shape == b.shape and a.dtype == b.dtype:
+                parts.append(difference((a.cpu(),), (b.cpu(),)))
+        return add(parts)
+
+    @property
+    def _rows_differ(self) -> bool:
+        return self.requests[0].row != self.requests[1].row
+
+    def finish(self) -> None:
+        """Leaves the random state as the two plain runs left it."""
+        self.after.restore()
+
+
+def _row(t: torch.Tensor, window: Window, request: Request) -> torch.Tensor:
+    """The request's part of a returned tensor; the tensor, where it has no batch axis."""
+    if request.row is None or not window.batch:
+        return t
+    part = window.select(t, request.row, None)
+    return t if part is None else part[0]
+
+
+def _requests(
+    align: Align, first: list[tuple[int, int | None]], second: list[tuple[int, int | None]]
+) -> tuple[Request, Request]:
+    """The compared part of each run.
+
+    Raises:
+        ShapeError: the runs have different shapes and `align` does not say what belongs together.
+    """
+    if align is not None:
+        x, y = align
+        return (
+            x if isinstance(x, Request) else Request(x),
+            y if isinstance(y, Request) else Request(y),
+        )
+    if first == second:
+        return Request(), Request()
+    lengths = [{length for _, length in seen} for seen in (first, second)]
+    if len(first) == len(second) and lengths[0] != lengths[1]:
+        raise ShapeError(
+            f"the runs have inputs of different lengths ({first} against {second}), and only you "
+            "know which tokens belong together: pass align=(Request(row, (start, stop)), "
+            "Request(row, (start, stop)))"
+        )
+    return Request(0), Request(0)
+
+
+class Filled(Marks):
+    """Marks modules while memory that is handed out without contents is filled with a value."""
+
+    def __init__(
+        self, module: torch.nn.Module | None, request: Request, like: Marks | None, value: float
+    ) -> None:
+        super().__init__(module, request, like=like, operations=True)
+        self.value, self.filled, self.bad = value, 0, 0
+
+    def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Marks a module's arguments."""
+        self._mark(key, (args, kwargs))
+
+    def left(self, key: Key, output: Any) -> None:
+        """Marks a module's output and counts its NaN."""
+        super().left(key, output)
+        with self.busy():
+            for t in tensors(output):
+                if t.is_floating_point():
+                    self.bad += int(t.isnan().sum())
+
+    def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation; memory that it hands out is filled."""
+        output = func(*args, **kwargs)
+        if makes_memory(func):
+            for t in tensors(output):
+                if t.is_floating_point() or t.is_complex():
+                    t.fill_(self.value)
+                elif t.dtype is not torch.bool:
+                    t.fill_(0 if self.value == 0 else torch.iinfo(t.dtype).max)
+                self.filled += 1
+        elif self.module is None:
+            self._mark(key, output)
+        return output
+
+
+class Value(Listener):
+    """Keeps the request's part of one step of the modules, in pieces."""
+
+    def __init__(self, module: torch.nn.Module | None, request: Request, wanted: Key) -> None:
+        super().__init__(module, request)
+        self.wanted = wanted
+        self._pieces: list[tuple[torch.Tensor, int]] = []
+
+    def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps a module's argument."""
+        self._keep(key, (args, kwargs))
+
+    def left(self, key: Key, output: Any) -> None:
+        """Keeps a module's output."""
+        self._keep(key, output)
+
+    def _keep(self, key: Key, value: Any) -> None:
+        for index, t in enumerate(tensors(value)):
+            name = f"{key[1]}[{index}]" if index else key[1]
+            if (key[0], name, key[2]) == self.wanted:
+                part = self.part(t, self.wanted)
+                if part is not None:
+                    self._pieces.append((part[0].clone(), part[1]))
+
+    def joined(self) -> Bits:
+        """The pieces along the token axis, as one tensor."""
+        if not self._pieces:
+            return ()
+        axis = self._pieces[0][1]
+        pieces = [piece for piece, _ in self._pieces]
+        return (torch.cat(pieces, axis),) if axis >= 0 else tuple(pieces)

@@ -1,0 +1,170 @@
+"""`explain` on models as they are: depth, decoding, alignment, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import planted
+import pytest
+import torch
+from planted import WIDTH, Product, Stack, values
+from torch import Tensor, nn
+
+import samebits as sb
+from samebits.check import Explanation, Request, check, explain
+from samebits.check.targets import load
+from samebits.errors import SettingError, ShapeError
+from samebits.mode import stock
+from samebits.models import tiny
+
+
+class Block(nn.Module):
+    """Attention and a gated product, as in a decoder."""
+
+    def __init__(self, faulty: bool, seed: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        kernel = Product("split_k", seed) if faulty else planted.Exact("", seed)
+        self.up, self.down = planted.Exact("", seed + 1), kernel
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, D]."""
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Counting(nn.Module):
+    """24 blocks, of which the 18th has a faulty kernel; counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(i == 17, 3 * i) for i in range(24))
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, D]."""
+        self.forwards += 1
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_the_operation_in_24_layers_is_named_in_under_20_forward_passes() -> None:
+    model = Counting().requires_grad_(False)
+    x = values(4, 5, WIDTH)
+    found = explain(model, x[:1], x, align=(0, 0), twins=planted.TWINS)
+    assert found.place is not None
+    assert (found.place.module, found.place.op) == ("blocks.17.down", "planted.split_k.default")
+    assert found.place.shapes == (("(5, 128)", "(128, 128)"), ("(20, 128)", "(128, 128)"))
+    assert (found.kind, found.trigger) == ("reordering", "rows")
+    assert any("1-7: first run's bits; 8-20: second run's bits" in line for line in found.evidence)
+    assert found.passes == model.forwards < 20
+    first_that_differs = next(m.name for m in found.modules if m.differing)
+    assert first_that_differs == "blocks.17.down"
+    # To exchange this one call alone is enough: no module differs any more.
+    assert [(s.replaced, s.differing, s.first) for s in found.swaps] == [(2, 0, None)]
+
+
+def test_prefill_and_decode_of_the_bundled_model() -> None:
+    model = tiny.load()
+    ids = torch.tensor(list(b"Shall I compare thee"))[None]
+
+    def decode() -> Tensor:
+        cache = tiny.KVCache(model.config, 1, 32, torch.float32, torch.device("cpu"))
+        return torch.cat([model(piece, cache) for piece in ids.split([16, 1, 1, 2], 1)], 1)
+
+    found = explain(model, (ids,), decode, align=(0, 0))
+    if found.verdict == "differs":  # which operation it is depends on the machine's libraries
+        assert found.kind == "reordering" and found.place is not None and found.place.op
+        assert found.swaps[-1].differing == 0
+    with sb.deterministic():
+        under = explain(model, (ids,), decode, align=(0, 0))
+    assert under.verdict == "equal" and not any(m.differing for m in under.modules)
+    assert len(under.modules) > 20
+
+
+def test_a_request_in_a_padded_batch() -> None:
+    model = Stack(Product("split_k", 9)).requires_grad_(False)
+    x = values(3, 11, WIDTH)
+    padded = x.clone()
+    padded[1] = torch.cat([torch.zeros(4, WIDTH), x[0, :7]])
+    found = explain(
+        model, x[:1, :7], padded, align=(Request(0), Request(1, (4, 11))), twins=planted.TWINS
+    )
+    assert found.place is not None and found.place.op == "planted.split_k.default"
+    assert (found.kind, found.trigger) == ("reordering", "rows")
+
+
+def test_functions_are_explained_too() -> None:
+    weight = values(WIDTH, WIDTH)
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.relu(torch.ops.planted.split_k(x, weight))
+
+    x = values(9, WIDTH)
+    found = explain(fn, x[:2], x, align=(1, 1), twins=planted.TWINS)
+    assert found.target == "fn" and found.place is not None
+    assert (found.place.op, found.trigger) == ("planted.split_k.default", "rows")
+    assert found.swaps[0].differing == 0
+
+
+def test_a_plain_pair_of_calls_without_a_model() -> None:
+    x = values(8, WIDTH)
+    weight = values(WIDTH, WIDTH)
+    product: Callable[..., Any] = torch.ops.planted.atomic
+    found = explain(
+        None, lambda: product(x, weight), lambda: product(x, weight), name="pair",
+        twins=planted.TWINS,
+    )  # fmt: skip
+    assert (found.kind, found.detail, found.target) == ("reordering", "atomic", "pair")
+
+
+def test_the_random_state_goes_on_as_after_two_runs() -> None:
+    model = Stack(nn.Dropout(0.1))
+    x = values(4, WIDTH)
+    torch.manual_seed(5)
+    model(x), model(x)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    explain(model, x, x)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model = Stack(Product("split_k", 9))
+    x = values(9, WIDTH)
+    explain(model, x[:1], x, align=(0, 0))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_what_cannot_be_explained_is_refused() -> None:
+    with pytest.raises(SettingError, match="cannot be explained"):
+        explain(3, None, None)
+    model = Stack(Product("split_k", 9))
+    x = values(2, 7, WIDTH)
+    with pytest.raises(ShapeError, match="only you know which tokens belong together"):
+        explain(model, x[:, :5], x)
+
+
+def test_check_explains_its_own_cases() -> None:
+    report = check(
+        Stack(Product("split_k", 9)), values(3, WIDTH), promises=["rows"], costs=False,
+        explain=True, switch=stock,
+    )  # fmt: skip
+    outcome = report.tests[0].stock
+    assert outcome is not None and outcome.explanation is not None
+    found = outcome.explanation
+    assert found.place is not None and found.place.op == "planted.split_k.default"
+    assert found.trigger == "rows" and "M = 8" in found.target
+    assert type(report).from_json(report.to_json()) == report
+
+
+def test_the_bundled_model_is_explained_by_check() -> None:
+    report = check(load("tiny"), costs=False, explain=True, promises=["rows"])
+    stock_side, switched = report.tests[0].stock, report.tests[0].switched
+    assert stock_side is not None and switched is not None and switched.explanation is None
+    found = stock_side.explanation
+    if found is not None:
+        assert isinstance(found, Explanation) and found.kind == "reordering"
+        assert found.swaps and found.swaps[-1].differing == 0
