@@ -1,0 +1,197 @@
+"""What is registered with transformers, and the few of its methods that act otherwise for models
+whose attention is ours. Everything is undone by `remove`; other models never notice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
+from transformers.generation.continuous_batching import continuous_api
+from transformers.generation.continuous_batching.model_runner import ModelRunner
+from transformers.integrations.moe import ExpertsInterface
+
+from samebits.errors import SamebitsError, UncoveredError
+from samebits.integrations.transformers.attention import attention_forward
+from samebits.integrations.transformers.experts import experts_forward
+from samebits.integrations.transformers.masks import mask
+from samebits.integrations.transformers.sampling import SeededSampling, draw
+from samebits.ops import token_logprob
+
+NAME = "samebits"
+#: The same attention while continuous batching runs: it needs no mask.
+PAGED = f"{NAME}_paged"
+#: Implementations that stand in for ours when every model is to use it.
+_REPLACED = ("sdpa", "paged|sdpa")
+_REFUSED = (
+    "eager", "paged|eager", "flex_attention", "flash_attention_2", "flash_attention_3",
+    "flash_attention_4", "paged|flash_attention_2", "paged|flash_attention_3",
+    "paged|flash_attention_4",
+)  # fmt: skip
+
+_undo: list[Callable[[], Any]] = []
+_undo_all: list[Callable[[], Any]] = []
+
+
+def install() -> None:
+    """Registers "samebits" for attention, masks and experts. Idempotent."""
+    if _undo:
+        return
+    _put(AttentionInterface, NAME, attention_forward, _undo)
+    _put(AttentionInterface, PAGED, attention_forward, _undo)
+    _put(AttentionMaskInterface, NAME, mask, _undo)
+    _put(ExpertsInterface, NAME, experts_forward, _undo)
+    _wrap(continuous_api.ContinuousBatchingManager, "switch_to_cb_friendly_attn", _keep_attention)
+    _wrap(ModelRunner, "_forward_process_and_sample", _remember_positions)
+    _wrap(ModelRunner, "_sample", _sample)
+    _wrap(GenerationMixin, "_valid_auto_compile_criteria", _no_compilation)
+    _wrap(GenerationMixin, "_prepare_generation_config", _seeded_config)
+    _wrap(GenerationMixin, "_get_logits_processor", _seeded_processors)
+
+
+def install_for_all() -> None:
+    """Puts our functions in the place of "sdpa" and of the experts' defaults, and refuses the other
+    implementations, for every model of this process. Idempotent.
+    """
+    install()
+    if _undo_all:
+        return
+    for name in _REPLACED:
+        _put(AttentionInterface, name, attention_forward, _undo_all)
+    _put(AttentionMaskInterface, "sdpa", mask, _undo_all)
+    for name in _REFUSED:
+        _put(AttentionInterface, name, functools.partial(_refuse, name), _undo_all)
+    for name in ("grouped_mm", "batched_mm"):
+        _put(ExpertsInterface, name, experts_forward, _undo_all)
+
+
+def remove(for_all_only: bool = False) -> None:
+    """Takes back what `install_for_all`, and what `install`, has changed."""
+    for log in (_undo_all,) if for_all_only else (_undo_all, _undo):
+        while log:
+            log.pop()()
+
+
+def ours(model: Any) -> bool:
+    """Whether a model's attention is ours."""
+    name = model.config.get_text_config()._attn_implementation
+    return name in (NAME, PAGED) or (bool(_undo_all) and name in _REPLACED)
+
+
+def _refuse(name: str, *_: Any, **__: Any) -> Any:
+    raise UncoveredError(
+        f'attn_implementation="{name}"', "its kernels split their sums by the shape of the batch",
+        remedy='Load the model with attn_implementation="samebits" or "sdpa".',
+    )  # fmt: skip
+
+
+def _put(interface: Any, name: str, function: Any, log: list[Callable[[], Any]]) -> None:
+    table = interface._global_mapping
+    before = table.get(name)
+    interface.register(name, function)
+    log.append(lambda: table.pop(name) if before is None else table.__setitem__(name, before))
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Puts `around(original, self, ...)` in the place of a method."""
+    original = getattr(owner, name, None)
+    if original is None:
+        raise SamebitsError(
+            f"transformers {transformers.__version__} has no {owner.__name__}.{name}: use "
+            "releases 5.17 to 5.24"
+        )
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+    _undo.append(lambda: setattr(owner, name, original))
+
+
+def _keep_attention(original: Any, manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Continuous batching would change to FlashAttention, or refuse a name that it does not know.
+    The manager puts back what it finds in `_original_attn_impl` when it stops.
+    """
+    if not ours(model):
+        original(manager, model, *args, **kwargs)
+    elif model.config._attn_implementation != PAGED:
+        manager._original_attn_impl = model.config._attn_implementation
+        model.set_attn_implementation(PAGED)
+
+
+def _no_compilation(original: Any, model: Any, *args: Any, **kwargs: Any) -> bool:
+    """Under the switch a compiled model calls the same operations one by one: nothing is won."""
+    return False if ours(model) else bool(original(model, *args, **kwargs))
+
+
+def _seeded_config(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """``generate(do_sample=True, seeds=[...])``; without seeds, that of ``torch.manual_seed``."""
+    seeds = kwargs.pop("seeds", None) if ours(model) else None
+    config, rest = original(model, *args, **kwargs)
+    if ours(model) and config.do_sample:
+        if (config.num_beams or 1) > 1:
+            raise UncoveredError(
+                "generate", "beam search with sampling draws for all beams at once",
+                remedy="Use num_beams=1, or do_sample=False.",
+            )  # fmt: skip
+        config._samebits_seeds = torch.initial_seed() if seeds is None else seeds
+        config.do_sample = False
+    return config, rest
+
+
+def _seeded_processors(
+    original: Any, model: Any, generation_config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    seeds = getattr(generation_config, "_samebits_seeds", None)
+    if seeds is None:
+        return original(model, generation_config, *args, **kwargs)
+    generation_config.do_sample = True  # or temperature, top-k and their like would be left out
+    try:
+        processors = original(model, generation_config, *args, **kwargs)
+    finally:
+        generation_config.do_sample = False
+    seen = (kwargs.get("model_kwargs") or {}).get("attention_mask")
+    padding = None if seen is None or seen.dim() != 2 else (seen == 0).sum(1)
+    processors.append(SeededSampling(_signed(seeds), padding))
+    return processors
+
+
+def _signed(seeds: Any) -> Any:
+    """Seeds of 64 bits as int64."""
+    if isinstance(seeds, int):
+        return (seeds + 2**63) % 2**64 - 2**63
+    return [_signed(int(seed)) for seed in seeds]
+
+
+def _remember_positions(
+    original: Any, runner: Any, model: Any, batch_data: Any, *args: Any
+) -> None:
+    """Positions of the tokens about to be drawn, for `_sample`."""
+    at = None
+    if ours(model):
+        at = batch_data["position_ids"][0, batch_data["logits_indices"]].long() + 1
+    runner._samebits_positions = at
+    original(runner, model, batch_data, *args)
+
+
+def _sample(original: Any, runner: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+    """Continuous batching's sampling: seeded, and with logarithms that a trainer can recompute."""
+    positions = runner._samebits_positions
+    if positions is None:
+        original(runner, scores, output_ids)
+        return
+    rows = scores[0]
+    if runner.do_sample:
+        tokens = draw(rows, _signed(torch.initial_seed()), positions)
+    else:
+        tokens = rows.argmax(-1)
+    count = tokens.shape[0]
+    output_ids[0, :count].copy_(tokens)
+    if runner.return_logprobs:
+        logprobs = token_logprob(rows, tokens, dtype=torch.float32)
+        output_ids[1, :count].copy_(logprobs.view(torch.int32))

@@ -1,0 +1,44 @@
+"""``generate(do_sample=True)``: a row's tokens follow its seed, not its neighbours."""
+
+from __future__ import annotations
+
+import pytest
+import small_models as models
+import torch
+
+import samebits.integrations.transformers as sbt
+from samebits.errors import ShapeError, UncoveredError
+
+HOW = {"max_new_tokens": 8, "do_sample": True, "top_p": 0.9, "temperature": 1.3}
+
+
+@torch.no_grad()
+def test_each_row_has_its_seed(switch: None) -> None:
+    model, rows = sbt.enable(models.decoder("qwen3")), models.prompts([6, 3, 11])
+    alone = [
+        model.generate(torch.tensor([row]), seeds=[seed], **HOW)[0, len(row) :].tolist()
+        for seed, row in enumerate(rows)
+    ]
+    batch = models.pad(rows, "left")
+    found = model.generate(**batch, seeds=[0, 1, 2], **HOW)
+    assert found[:, batch["input_ids"].shape[1] :].tolist() == alone
+    others = model.generate(**batch, seeds=[7, 1, 8], **HOW)[:, batch["input_ids"].shape[1] :]
+    assert others[1].tolist() == alone[1] and others[0].tolist() != alone[0]
+
+
+@torch.no_grad()
+def test_a_seed_can_come_from_torch_and_is_asked_for_once_a_row(switch: None) -> None:
+    model, ids = sbt.enable(models.decoder("llama")), torch.tensor(models.prompts([6]))
+    torch.manual_seed(2**63 + 5)
+    first = model.generate(ids, **HOW)
+    assert model.generate(ids, **HOW).tolist() == first.tolist()
+    assert model.generate(ids, seeds=2**63 + 5, **HOW).tolist() == first.tolist()
+    with pytest.raises(ShapeError, match="2 seeds for 1"):
+        model.generate(ids, seeds=[1, 2], **HOW)
+
+
+@torch.no_grad()
+def test_beams_that_sample_are_refused(switch: None) -> None:
+    model = sbt.enable(models.decoder("llama"))
+    with pytest.raises(UncoveredError, match="beam search with sampling"):
+        model.generate(torch.tensor([[5, 6]]), num_beams=2, **HOW)
