@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from contextlib import nullcontext
 from html.parser import HTMLParser
@@ -146,3 +147,22 @@ def test_costs_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert '"ratio": 2.0' in capsys.readouterr().out
     assert svg.rate(0.5, "token") == "2 tokens/s" and svg.rate(2e-5, "call") == "20 µs"
     assert "2.00×" in svg.costs([Speed("M = 1", "call", 2.0, 1.0)])
+
+
+def test_noise_is_drawn_and_judged() -> None:
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    report = check(lambda x: x @ weight.T, torch.randn(1, 1024), promises=["rows"], costs=False)
+    (test,) = report.tests
+    found = test.stock.divergence.noise if test.stock and test.stock.divergence else None
+    assert found is not None
+    page = html.render(report)
+    Balanced().feed(page)
+    assert "Noise, predicted and observed" in page and "reordering</h3>" in page
+    picture = svg.noise(found, found.stock, "d4", "noise")
+    assert picture.count("<rect") > 3 and "certified" in picture and "outline" in picture
+    assert "inside the certified interval" in summary.noise_sentence(found)
+    worse = dataclasses.replace(found, verdict="defect", outside=7)
+    assert "7 of" in summary.noise_sentence(worse)
+    console = Console(record=True, width=200)
+    terminal.show(report, console, [])
+    assert "mm, reordering" in console.export_text()

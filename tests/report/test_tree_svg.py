@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.contract.tree import Balanced, Chain, Lanes, Segment, Split, Tree
-from samebits.report import tree_svg
+from samebits.report import tree_panels, tree_svg
 from samebits.reveal import RevealedTree
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -88,7 +88,7 @@ def test_irregular_trees(leaves: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("tree", "k", "block"), TREES, ids=lambda v: str(v))
 def test_who_adds_what(tree: Tree, k: int, block: int) -> None:
-    owner, step = tree_svg.accumulators(RevealedTree.from_contract(tree, k, block))
+    owner, step = tree_panels.accumulators(RevealedTree.from_contract(tree, k, block))
     assert (owner >= 0).all() and len(np.unique(owner)) == owner.max() + 1
     if tree == Split(4):
         assert (owner == np.arange(k) // 1024).all()

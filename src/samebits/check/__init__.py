@@ -6,7 +6,7 @@ from samebits.check.adapters import subject_of
 from samebits.check.cause import Request, explain
 from samebits.check.explanation import KINDS, Explanation
 from samebits.check.promises import PROMISES, TESTS
-from samebits.check.result import Case, Divergence, Layer, Outcome, Report, Speed, Test, Text
+from samebits.check.result import Case, Divergence, Layer, Noise, Outcome, Report, Speed, Test, Text
 from samebits.check.runner import Progress, check
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Divergence",
     "Explanation",
     "Layer",
+    "Noise",
     "Outcome",
     "Progress",
     "Report",

@@ -67,6 +67,38 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """Whether a difference is what another order of summation gives, over a sample of elements.
+
+    Histograms count differences by size, in units of the results' root mean square: first zeros,
+    then octaves (see `samebits.check.noise.histogram`).
+
+    Attributes:
+        op: the operation.
+        verdict: ``reordering``: both results are inside the interval that every order of summation
+            keeps (docs/intervals.md); ``defect``: one is outside, so it is something else.
+        elements: elements in the sample.
+        outside: of them outside the interval.
+        times: the largest difference as a multiple of the largest between the contract's results
+            along other orders.
+        reach: median width of the interval, in the same units as the histograms.
+        predicted: differences between other orders.
+        stock: differences between the two results on stock torch.
+        switched: the same with the switch on; None where no contract covers the operation.
+    """
+
+    op: str
+    verdict: Literal["reordering", "defect"]
+    elements: int
+    outside: int
+    times: float
+    reach: float
+    predicted: tuple[int, ...]
+    stock: tuple[int, ...]
+    switched: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Divergence:
     """Where the bits of one request part for the first time, found by running both calls again.
 
@@ -82,6 +114,7 @@ class Divergence:
         max_ulp: largest distance there.
         layers: every module in order of execution.
         faithful: the traced runs gave the bits of the plain runs.
+        noise: what of it other orders of summation explain; None where no contract says.
     """
 
     case: str
@@ -95,6 +128,7 @@ class Divergence:
     max_ulp: int
     layers: tuple[Layer, ...]
     faithful: bool
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 
 from samebits import bits
+from samebits.check.cause.capture import Capture, Operation
+from samebits.check.cause.marks import Request
 from samebits.check.compare import Bits, Difference, difference
+from samebits.check.noise import noise
 from samebits.check.result import Divergence, Layer
 from samebits.check.tape import Key, Tape, tensors
 
@@ -29,14 +32,14 @@ class Event:
     pieces: list[torch.Tensor] = field(default_factory=list)
     shapes: list[tuple[str, ...]] = field(default_factory=list)
 
-    def shapes_at(self, token: int) -> tuple[str, ...]:
-        """Argument shapes of the call that the given token belongs to."""
-        for piece, shapes in zip(self.pieces, self.shapes, strict=True):
+    def piece_of(self, token: int) -> int:
+        """The piece of the call that the given token belongs to."""
+        for index, piece in enumerate(self.pieces):
             length = piece.shape[self.axis] if self.axis >= 0 else token + 1
             if token < length:
-                return shapes
+                return index
             token -= length
-        return self.shapes[-1]
+        return len(self.pieces) - 1
 
     def add(self, piece: torch.Tensor, axis: int, shapes: tuple[str, ...]) -> None:
         """Appends the piece of a further call; pieces that do not join up make it worthless."""
@@ -145,19 +148,40 @@ def first_divergence(
     same = not any(difference(x, y).differing for x, y in zip(plain, (first, second), strict=True))
     layers = tuple(_layers(before.modules, after.modules))
     found = next(_differing_ops(before.ops, after.ops), None)
+    module_name = next((layer.name for layer in layers if layer.differing), None)
+    if found is None:
+        return Divergence(case, module_name, None, None, (), (), 0, 0, 0, layers, same)
+    key, mine, other, amount = found
+    token = _first_token(mine, other)
+    pieces = mine.piece_of(token), other.piece_of(token)
+    pair = [
+        _taken(module, key, call, place, piece)
+        for call, place, piece in zip((reference, probe), (reference_row, row), pieces, strict=True)
+    ]
     return Divergence(
         case=case,
-        module=next((layer.name for layer in layers if layer.differing), None),
-        op=found[0].name if found else None,
-        op_module=found[0].module if found else None,
-        reference_shapes=found[0].shapes_at(_first_token(*found[:2])) if found else (),
-        shapes=found[1].shapes_at(_first_token(*found[:2])) if found else (),
-        differing=found[2].differing if found else 0,
-        elements=found[2].elements if found else 0,
-        max_ulp=found[2].max_ulp if found else 0,
+        module=module_name,
+        op=mine.name,
+        op_module=mine.module,
+        reference_shapes=mine.shapes[pieces[0]],
+        shapes=other.shapes[pieces[1]],
+        differing=amount.differing,
+        elements=amount.elements,
+        max_ulp=amount.max_ulp,
         layers=layers,
         faithful=same,
+        noise=None if pair[0] is None or pair[1] is None else noise(pair[0], pair[1]),
     )
+
+
+def _taken(
+    module: torch.nn.Module | None, key: Key, call: Callable[[], Bits], row: int, piece: int
+) -> Operation | None:
+    """An operation taken out of a call, in the forward of that number."""
+    capture = Capture(module, Request(row), {key: piece})
+    with capture.playing():
+        call()
+    return capture.found.get(key)
 
 
 def _first_token(a: Event, b: Event) -> int:
@@ -187,7 +211,7 @@ def _layers(before: dict[Key, Event], after: dict[Key, Event]) -> Iterator[Layer
 
 def _differing_ops(
     before: dict[Key, Event], after: dict[Key, Event]
-) -> Iterator[tuple[Event, Event, Difference]]:
+) -> Iterator[tuple[Key, Event, Event, Difference]]:
     """Operations whose outputs differ, in the reference's order of execution.
 
     An operation is found again by its module, its name and how many of that name came before it
@@ -197,4 +221,4 @@ def _differing_ops(
         other = after.get(key)
         found = _compare(event, other) if other else None
         if other is not None and found is not None and found.differing:
-            yield event, other, found
+            yield key, event, other, found

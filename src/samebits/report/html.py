@@ -7,9 +7,9 @@ from itertools import groupby
 from pathlib import Path
 
 from samebits.check.promises import PROMISES, TESTS
-from samebits.check.result import Case, Divergence, Outcome, Report, Test, Text
+from samebits.check.result import Case, Divergence, Noise, Outcome, Report, Test, Text
 from samebits.report import svg
-from samebits.report.summary import UNTESTED, headline, sentence, tiles
+from samebits.report.summary import UNTESTED, headline, noise_sentence, sentence, tiles
 
 WORDS = {"same": "same bits", "differs": "bits differ", "error": "could not run"}
 SIDES = (("stock", "stock PyTorch"), ("switched", "samebits"))
@@ -23,6 +23,7 @@ def render(report: Report) -> str:
         _promises(report),
         _which_batches(report),
         _where(report),
+        _noise(report),
         _distances(report),
         _texts(report),
         _costs(report),
@@ -200,6 +201,43 @@ def _first(found: Divergence) -> str:
     if not found.faithful:
         text += " (Recording changed the bits, so take this as a hint.)"
     return f"<p>{text}</p>"
+
+
+def _noise(report: Report) -> str:
+    """Differences against what other orders of summation give, once an operation."""
+    found: dict[str, tuple[str, Noise]] = {}
+    for test in report.tests:
+        divergence = test.stock.divergence if test.stock else None
+        if divergence is not None and divergence.noise is not None:
+            noise = divergence.noise
+            worse = found.get(noise.op)
+            if worse is None or noise.outside > worse[1].outside:
+                found[noise.op] = test.title, noise
+    if not found:
+        return ""
+    blocks = []
+    for title, noise in found.values():
+        sides = [("stock", "stock PyTorch", noise.stock, "d4")]
+        if noise.switched is not None:
+            sides.append(("sb", "samebits", noise.switched, "sbbar"))
+        pictures = "".join(
+            f'<div><div class="side {side}">{name}</div>'
+            f"{svg.noise(noise, counts, kind, f'noise of {noise.op}, {name}')}</div>"
+            for side, name, counts, kind in sides
+        )
+        blocks.append(
+            f"<h3><code>{escape(noise.op)}</code> ({escape(title)}): {noise.verdict}</h3>"
+            f'<p>{escape(noise_sentence(noise))}</p><div class="pair">{pictures}</div>'
+        )
+    return (
+        "<section><h2>Noise, predicted and observed</h2>"
+        '<p class="note">The first operation that differs, taken out of both calls. The line: how '
+        "far apart other orders of the same sums are, computed from the contract. The bars: what "
+        "was observed. Every order stays inside a certified interval; what is outside is a defect, "
+        f"not noise.</p>{''.join(blocks)}"
+        '<div class="key"><span><svg width="22" height="11"><path d="M1 9h7V3h7v6h6" '
+        'class="outline"/></svg>predicted: other orders</span></div></section>'
+    )
 
 
 def _shapes(shapes: tuple[str, ...]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from samebits.check.result import Outcome, Report
+from samebits.check.result import Noise, Outcome, Report
 
 #: The promises that one process on one machine cannot test.
 UNTESTED = "TP-invariant (one process), portable (one machine)"
@@ -65,6 +66,21 @@ def tiles(report: Report) -> list[Tile]:
         mood = "good" if speed.ratio >= 1 else ""
         found.append(Tile(f"{speed.ratio:.2f}×", f"the speed of stock: {speed.label}", mood))
     return found
+
+
+def noise_sentence(noise: Noise) -> str:
+    """What the verdict on a difference rests on."""
+    if noise.verdict == "defect":
+        return (
+            f"{noise.outside:,} of {noise.elements:,} elements examined are outside the interval "
+            "that every order of summation keeps: something else than reordering changed them."
+        )
+    size = (
+        f"the largest difference is {noise.times:.2g} times the largest between other orders"
+        if math.isfinite(noise.times)
+        else "other orders do not differ at all"
+    )
+    return f"All {noise.elements:,} elements examined are inside the certified interval; {size}."
 
 
 def _outcomes(report: Report, side: str) -> list[Outcome]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
-from samebits.check.result import Case, Divergence, Outcome, Speed
+from samebits.check.noise import FIRST
+from samebits.check.result import Case, Divergence, Noise, Outcome, Speed
 
 SHADES = ((0.001, "d1"), (0.01, "d2"), (0.1, "d3"), (0.5, "d4"))
 
@@ -139,6 +141,62 @@ def layers(divergence: Divergence, label: str) -> str:
     parts.append(_text(0, top + height + 15, "first module", "axis"))
     parts.append(_text(width, top + height + 15, f"last of {count}", "axis", "end"))
     return _svg(width, top + height + 20, label, parts)
+
+
+def noise(found: Noise, counts: Sequence[int], kind: str, label: str) -> str:
+    """Sizes of differences, observed as bars, between other orders as a line; share of elements.
+
+    Args:
+        found: what fixes the axes, so that two pictures of it can be compared.
+        counts: the observed differences.
+        kind: style class of the bars.
+        label: what the picture is.
+    """
+    every = [found.predicted, found.stock, *([found.switched] if found.switched else [])]
+    used = [i for c in every for i, n in enumerate(c) if n and i] or [1]
+    wall = _bin(found.reach)
+    first, last = max(min(used) - 1, 1), min(max(*used, wall or 1) + 1, len(found.predicted) - 1)
+    most = 1.1 * max(n / max(sum(c), 1) for c in every[:2] for n in c[1:]) or 1.0
+    column, height, top = min(24.0, 400 / (last - first + 3)), 120.0, 30.0
+    places = [(0, 8.0)] + [(i, 8 + column * (i - first + 2)) for i in range(first, last + 1)]
+    base, parts, total = top + height, [], max(sum(counts), 1)
+
+    def level(some: Sequence[int], i: int) -> float:
+        return min(height * some[i] / max(sum(some), 1) / most, height)
+
+    for i, x in places:
+        h = level(counts, i)
+        if h:
+            name = f"from {_size(i)} on" if i else "no difference"
+            tip = f"{name}: {counts[i]:,} of {total:,} elements"
+            parts.append(_rect(x + 1, base - h, column - 2, max(h, 1.5), kind, tip))
+        if not i and counts[0]:
+            share = f"{100 * counts[0] / total:.3g} %"
+            parts.append(_text(x, base - h - 5, share, "axis"))
+        if not i or (i + FIRST - 1) % 4 == 0:
+            parts.append(_text(x + column / 2, base + 14, _size(i), "axis", "middle"))
+    width = places[-1][1] + column
+    parts.append(_rect(0, base, width, 1, "line"))
+    line = [f"M8 {base - level(found.predicted, 0):.1f}h{column:.1f}M{places[1][1]:.1f} {base:.1f}"]
+    line += [f"V{base - level(found.predicted, i):.1f}h{column:.1f}" for i, _ in places[1:]]
+    parts.append(f'<path d="{"".join(line)}V{base:.1f}" class="outline"/>')
+    if wall and wall <= last:
+        x = places[1][1] + column * (wall - first + 1)
+        parts.append(f'<path d="M{x:.1f} {top - 8:g}V{base:g}" class="outline dashed"/>')
+        parts.append(_text(x, top - 13, "certified reach of every order (median)", "axis", "end"))
+    parts.append(_text(width, base + 30, "size of the difference, results = 1", "axis", "end"))
+    return _svg(width + 2, base + 36, label, parts)
+
+
+def _bin(size: float) -> int | None:
+    """The bin of `Noise` that holds a size; None if it is not finite."""
+    return max(1, math.floor(math.log2(size)) - FIRST + 1) if 0 < size < math.inf else None
+
+
+def _size(index: int) -> str:
+    """Name of a bin of `Noise`: 0, or the power of two that it begins with."""
+    power = str(index + FIRST - 1).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"2{power}" if index else "0"
 
 
 def costs(speeds: Sequence[Speed]) -> str:

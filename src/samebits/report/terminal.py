@@ -97,7 +97,8 @@ def _traces(report: Report) -> Iterator[str]:
             if found is not None:
                 op = (found.op or "").removesuffix(".default")
                 place = " in ".join(filter(None, (op, found.op_module or found.module)))
-                places.setdefault(place or "not found", []).append(test.title)
+                verdict = f", {found.noise.verdict}" if found.noise else ""
+                places.setdefault((place or "not found") + verdict, []).append(test.title)
         for place, titles in places.items():
             yield f"first to differ, {name}: [bold]{escape(place)}[/] [dim]({', '.join(titles)})[/]"
 

@@ -1,0 +1,345 @@
+"""Is a difference noise? An operation's two results against what other orders of its sums give.
+
+The operands of the first operation that differs are known, so everything else can be computed:
+between which numbers every order must land (`contract.interval`, certified), how far apart orders
+really are (the contract evaluated along other trees and with permuted terms), and what the
+operation gives with the switch on. Only a sample of the elements is computed, those that differ
+most among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits import bits
+from samebits.check.cause.capture import Operation
+from samebits.check.cause.twins import NoTwinError, twin
+from samebits.check.result import Noise
+from samebits.contract import AttentionContract, LinearContract, RowContract, parse_tree
+from samebits.contract.arithmetic import BlockFma
+from samebits.contract.intervals import Interval
+from samebits.errors import SamebitsError, UncoveredError
+from samebits.plan import contract_of
+
+_ROWS, _COLUMNS, _HEADS = 16, 256, 2
+#: Octaves of the histograms: differences from 2^FIRST of the results' scale on.
+FIRST, OCTAVES = -36, 40
+_SEED = 0
+Array = np.ndarray[Any, np.dtype[Any]]
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+#: Factors among the operands, whether the second lies transposed, and the place of the bias.
+_PRODUCTS = {
+    "mm": (0, 1, True, None), "bmm": (0, 1, True, None), "addmm": (1, 2, True, 0),
+    "linear": (0, 1, False, 2), "mv": (1, 0, False, None),
+}  # fmt: skip
+_ROW_OPS = {
+    "_softmax": "softmax", "softmax": "softmax", "_log_softmax": "log_softmax",
+    "log_softmax": "log_softmax", "sum": "sum", "mean": "mean", "logsumexp": "logsumexp",
+    "native_layer_norm": "layer_norm", "layer_norm": "layer_norm", "rms_norm": "rms_norm",
+    "_fused_rms_norm": "rms_norm",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sums:
+    """An operation's sums, cut to a sample.
+
+    Attributes:
+        whole: the request's part of the two runs' results.
+        results: the sample of them.
+        interval: what every order must keep.
+        orders: results of other orders, one after the other.
+    """
+
+    whole: Pair
+    results: Pair
+    interval: Callable[[], Interval]
+    orders: Callable[[], Iterator[Array]]
+
+
+def noise(first: Operation, second: Operation) -> Noise | None:
+    """Judges an operation that differs; None where no contract says what its orders may give.
+
+    Args:
+        first, second: the operation taken out of both runs, with the same operands.
+    """
+    name = str(first.func._schema.name).partition("::")[2].rstrip("_")
+    kinds = ((_PRODUCTS, _product), (_ROW_OPS, _rows))
+    make = next((f for names, f in kinds if name in names), None)
+    make = _attention if "scaled_dot_product" in name else make
+    if make is None or first.func is not second.func or not (first.output and second.output):
+        return None
+    try:
+        sums = make(name, first, second)
+        return None if sums is None else _judged(name, sums, _switched(first, second))
+    except SamebitsError:  # no contract for these operands or this device
+        return None
+
+
+def _judged(name: str, sums: Sums, switched: Pair | None) -> Noise:
+    a, b = (t.double().numpy() for t in sums.results)
+    interval = sums.interval()
+    outside = int((~(interval.contains(a) & interval.contains(b))).sum())
+    orders = [order.astype(np.float64).reshape(a.shape) for order in sums.orders()]
+    all_a, all_b = (t.double().numpy() for t in sums.whole)
+    finite = all_a[np.isfinite(all_a)]
+    scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
+    scale = scale or 1.0
+    predicted = np.concatenate([(x - y).reshape(-1) for x, y in pairwise(orders)])
+    ours = None
+    if switched is not None:
+        ours = histogram((switched[0].double() - switched[1].double()).numpy(), scale)
+    with np.errstate(invalid="ignore"):
+        reach = np.median(interval.last - interval.first) / scale
+        observed, usual = np.abs(all_a - all_b), np.abs(predicted)
+    largest = float(np.nanmax(observed, initial=0)), float(np.nanmax(usual, initial=0))
+    return Noise(
+        op=name,
+        verdict="defect" if outside else "reordering",
+        elements=a.size,
+        outside=outside,
+        times=largest[0] / largest[1] if largest[1] else math.inf,
+        reach=float(reach) if np.isfinite(reach) else math.inf,
+        predicted=histogram(predicted, scale),
+        stock=histogram(all_a - all_b, scale),
+        switched=ours,
+    )
+
+
+def histogram(differences: Array, scale: float) -> tuple[int, ...]:
+    """Counts of |differences| / scale: zeros, then by octaves from 2^FIRST on, the last open."""
+    size = np.abs(np.asarray(differences, np.float64).reshape(-1)) / scale
+    size = np.where(np.isnan(size), np.inf, size)
+    octave = np.where(size > 0, np.floor(np.log2(np.maximum(size, 2.0**FIRST))) - FIRST, -1)
+    counts = np.bincount(np.minimum(octave, OCTAVES - 1).astype(int) + 1, minlength=OCTAVES + 1)
+    return tuple(counts.tolist())
+
+
+def _switched(first: Operation, second: Operation) -> Pair | None:
+    """The request's part of both calls, computed under the contract; None where none covers it."""
+    try:
+        fn = twin(first.func, {}, [first, second])
+        a, b = (op.parts(op.run(func=fn)[:1])[0] for op in (first, second))
+    except (NoTwinError, UncoveredError):
+        return None
+    return (a.cpu(), b.cpu()) if a.shape == b.shape else None
+
+
+def _device(op: Operation) -> str:
+    device = op.output[0].device
+    if device.type == "cpu":
+        return "cpu"
+    from samebits.engines.triton import device_class
+
+    return device_class(device.index or 0)
+
+
+def _results(first: Operation, second: Operation) -> Pair | None:
+    parts = [op.parts(op.output[:1]) for op in (first, second)]
+    if not all(parts) or parts[0][0].shape != parts[1][0].shape:
+        return None
+    a, b = (p[0].detach().cpu() for p in parts)
+    return (a, b) if a.is_floating_point() else None
+
+
+def _same(first: Operation, second: Operation, i: int) -> torch.Tensor | None:
+    """Operand `i`'s part for the request, if both runs have the same."""
+    pair = []
+    for op in (first, second):
+        found = op.parts(op.operands[i : i + 1]) if len(op.operands) > i else []
+        if not found:
+            return None
+        pair.append(found[0].detach().cpu())
+    a, b = pair
+    return a if bits.equal(a, b) else None
+
+
+def _most(gap: torch.Tensor, axis: int, count: int) -> torch.Tensor:
+    """Where the runs differ most along an axis, and as many places evenly spaced, ascending."""
+    each = gap.movedim(axis, 0).reshape(gap.shape[axis], -1).amax(1)
+    if len(each) <= count:
+        return torch.arange(len(each))
+    most = each.topk(count // 2).indices
+    even = torch.linspace(0, len(each) - 1, count - count // 2).long()
+    return torch.tensor(sorted({*most.tolist(), *even.tolist()}))
+
+
+def _gap(pair: Pair) -> torch.Tensor:
+    return (pair[0].double() - pair[1].double()).abs().nan_to_num(float("inf"))
+
+
+# ---- products ----------------------------------------------------------------------------------
+
+
+def _product(name: str, first: Operation, second: Operation) -> Sums | None:
+    left, right, transposed, third = _PRODUCTS[name]
+    pair, x = _results(first, second), _same(first, second, left)
+    if pair is None or x is None or len(first.operands) <= right:
+        return None
+    batched = name == "bmm"
+    w = _same(first, second, right) if batched else first.operands[right].detach().cpu()
+    if w is None or any(first.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
+        return None
+    w = w.mT if transposed else w
+    if batched:
+        keep = _most(_gap(pair), 0, _HEADS)
+        x, w, pair = x[keep], w[keep], (pair[0][keep], pair[1][keep])
+    else:
+        x = x.reshape(-1, x.shape[-1])
+        pair = (pair[0].reshape(len(x), -1), pair[1].reshape(len(x), -1))
+    if x.dim() != w.dim() or pair[0].shape != (*x.shape[:-1], w.shape[-2]):
+        return None
+    gap = _gap(pair)
+    rows, columns = _most(gap, -2, _ROWS), _most(gap, -1, _COLUMNS)
+    bias = first.operands[third].detach().cpu() if third is not None and len(
+        first.operands) > third else None  # fmt: skip
+    if bias is not None:
+        bias = bias.expand(gap.shape)[rows][:, columns]
+    x, w = x[..., rows, :], w[..., columns, :]
+    results = (pair[0][..., rows, :][..., columns], pair[1][..., rows, :][..., columns])
+    out = results[0].dtype
+    contract = contract_of(
+        "linear", n=gap.shape[-1], k=x.shape[-1], dtype=x.dtype, out_dtype=out,
+        device=_device(first),
+    )  # fmt: skip
+    assert isinstance(contract, LinearContract)
+
+    def orders() -> Iterator[Array]:
+        block = isinstance(contract.arithmetic, BlockFma)
+        names = (
+            ("chain", "split(2)", "split(4)", "segment(512)", "balanced(8)")
+            if block
+            else ("chain", "lanes(4)", "lanes(16)", "split(4)", "segment(64) of lanes(8)")
+        )
+        for tree in names:
+            other = replace(contract, tree=parse_tree(tree))
+            yield _numbers(other.evaluate(x, w, bias, out))
+
+    return Sums(pair, results, lambda: contract.interval(x, w, bias, out, order="any"), orders)
+
+
+def _numbers(result: Any) -> Array:
+    found: Array = result.double().numpy()
+    return found
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+def _rows(name: str, first: Operation, second: Operation) -> Sums | None:
+    pair, x = _results(first, second), _same(first, second, 0)
+    op = _ROW_OPS[name]
+    if pair is None or x is None or not _last_axis(op, first, x):
+        return None
+    whole = pair[0].shape == x.shape
+    x = x.reshape(-1, x.shape[-1])
+    shape = x.shape if whole else x.shape[:1]
+    if pair[0].numel() != math.prod(shape):
+        return None
+    pair = (pair[0].reshape(shape), pair[1].reshape(shape))
+    keep = _most(_gap(pair), 0, _ROWS)
+    x, results = x[keep], (pair[0][keep], pair[1][keep])
+    numbers = [a for a in first.args if isinstance(a, float)]
+    how: dict[str, Any] = {}
+    if op.endswith("_norm"):
+        extra = [t.detach().cpu() for t in first.operands[1:3]]
+        how = {"eps": numbers[-1] if numbers else torch.finfo(x.dtype).eps}
+        how |= dict(zip(("weight", "bias"), extra, strict=False))
+    contract = contract_of(op, dtype=x.dtype, out_dtype=results[0].dtype, device=_device(first))
+    assert isinstance(contract, RowContract)
+    out = results[0].dtype
+
+    def orders() -> Iterator[Array]:
+        generator = torch.Generator().manual_seed(_SEED)
+        for tree in ("lanes(4)", "lanes(8)", "lanes(16)", "segment(64) of lanes(8)"):
+            p = torch.randperm(x.shape[-1], generator=generator)
+            terms: dict[str, Any] = {
+                k: v[p] if isinstance(v, torch.Tensor) else v for k, v in how.items()
+            }
+            other = replace(contract, tree=parse_tree(tree), formula="")
+            y = _numbers(other.evaluate(x[:, p], out_dtype=out, **terms))
+            yield y[:, p.argsort().numpy()] if whole else y
+
+    return Sums(
+        pair, results, lambda: contract.interval(x, out_dtype=out, order="any", **how), orders
+    )
+
+
+def _last_axis(op: str, first: Operation, x: torch.Tensor) -> bool:
+    """Whether the operation works along the last axis, of floating-point numbers."""
+    if not x.is_floating_point() or x.dim() < 1:
+        return False
+    if op.endswith("_norm"):
+        shape = first.args[1] if len(first.args) > 1 else ()
+        return tuple(shape) == tuple(x.shape[-1:])
+    axes = first.args[1] if len(first.args) > 1 else None
+    axes = [axes] if isinstance(axes, int) else axes
+    rank = first.operands[0].dim()
+    return isinstance(axes, Sequence) and [a % rank for a in axes] == [rank - 1]
+
+
+# ---- attention ---------------------------------------------------------------------------------
+
+
+def _attention(name: str, first: Operation, second: Operation) -> Sums | None:
+    pair = _results(first, second)
+    q, k, v = (_same(first, second, i) for i in range(3))
+    if pair is None or q is None or k is None or v is None or q.shape[:-1] != pair[0].shape[:-1]:
+        return None
+    if q.dim() < 3 or k.shape[-2] != v.shape[-2]:
+        return None
+    masks = [t for t in first.operands[3:4] if t.dim() >= 2]
+    causal = any(a is True for a in first.args) or bool(first.kwargs.get("is_causal"))
+    heads, rows, keys = q.shape[-3], q.shape[-2], k.shape[-2]
+    gap = _gap(pair)
+    head, token = _most(gap, -3, _HEADS), _most(gap, -2, _ROWS)
+    group = heads // k.shape[-3]
+    seen = torch.ones(rows, keys, dtype=torch.bool)
+    if causal:
+        seen = seen.tril()
+    bias = None
+    if masks:
+        mask = _same(first, second, 3)
+        if mask is None:
+            return None
+        mask = mask.expand(*q.shape[:-2], rows, keys).reshape(-1, rows, keys)[head]
+        seen = seen & (mask if mask.dtype is torch.bool else mask != -math.inf)
+        bias = None if mask.dtype is torch.bool else mask.float()[:, token].numpy()
+    seen = seen.expand(len(head), rows, keys)[:, token]
+    q = q.reshape(-1, rows, q.shape[-1])[head][:, token]
+    k, v = (t.reshape(-1, keys, t.shape[-1])[head // group] for t in (k, v))
+    flat = [t.reshape(-1, rows, t.shape[-1])[head][:, token] for t in pair]
+    results = (flat[0], flat[1])
+    out, scale = results[0].dtype, first.kwargs.get("scale")
+    contract = contract_of(
+        "attention", dtype=q.dtype, head_dim=q.shape[-1], value_dim=v.shape[-1],
+        device=_device(first),
+    )  # fmt: skip
+    assert isinstance(contract, AttentionContract)
+    how: dict[str, Any] = {"scale": scale, "out_dtype": out}
+
+    def orders() -> Iterator[Array]:
+        generator = torch.Generator().manual_seed(_SEED)
+        for leaf in (64, 128, contract.leaf, keys + -keys % 64):
+            p = torch.randperm(keys, generator=generator)
+            other = replace(contract, leaf=leaf)
+            y = other.evaluate(
+                q, k[:, p], v[:, p], seen=seen[..., p].numpy(),
+                bias=None if bias is None else bias[..., p], **how,
+            )  # fmt: skip
+            yield _numbers(y)
+
+    return Sums(
+        pair,
+        results,
+        lambda: contract.interval(q, k, v, seen=seen.numpy(), bias=bias, order="any", **how),
+        orders,
+    )
