@@ -46,10 +46,10 @@ ext:
 	$(PY) -m cmake --build $(BUILD) -j2
 
 format:
-	$(PY) -m ruff format src tests scripts && $(PY) -m ruff check --fix src tests scripts
+	$(PY) -m ruff format src tests scripts examples && $(PY) -m ruff check --fix src tests scripts examples
 
 lint:
-	$(PY) -m ruff format --check src tests scripts && $(PY) -m ruff check src tests scripts
+	$(PY) -m ruff format --check src tests scripts examples && $(PY) -m ruff check src tests scripts examples
 
 types:
 	$(PY) -m mypy

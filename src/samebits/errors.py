@@ -62,3 +62,7 @@ class LateSwitchWarning(UserWarning):
 
 class UncoveredWarning(UserWarning):
     """With ``policy="warn"``: an operation ran although no contract covers it."""
+
+
+class CapacityError(SamebitsError, MemoryError):
+    """Something planned ahead does not fit into the memory that is free."""

@@ -15,6 +15,7 @@ from samebits.ops.embedding import embedding
 from samebits.ops.embedding_bag import embedding_bag
 from samebits.ops.linear import linear
 from samebits.ops.linear.scaled import scaled_linear
+from samebits.ops.logprobs import token_logprobs
 from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
 from samebits.ops.moe import grouped_linear, moe, moe_combine, router_topk
 from samebits.ops.norm import batch_norm, group_norm, layer_norm, rms_norm
@@ -186,6 +187,7 @@ __all__ = [
     "tan",
     "tanh",
     "token_logprob",
+    "token_logprobs",
     "topk",
     "var",
     "var_mean",

@@ -17,7 +17,7 @@ NEW = 10
 
 
 def serve(
-    model: Any, rows: list[list[int]], *, sample: bool = False, tokens: int = 64
+    model: Any, rows: list[list[int]], *, sample: bool = False, tokens: int = 64, top_k: int = 20
 ) -> dict[tuple[int, ...], Any]:
     """The outputs of ``generate_batch``, by prompt."""
     import inspect
@@ -32,7 +32,7 @@ def serve(
         max_memory_percent=0.1, **page,
     )  # fmt: skip
     wanted = GenerationConfig(
-        max_new_tokens=NEW, do_sample=sample, eos_token_id=-1, pad_token_id=models.PAD, top_k=20,
+        max_new_tokens=NEW, do_sample=sample, eos_token_id=-1, pad_token_id=models.PAD, top_k=top_k,
         temperature=0.7,
     )  # fmt: skip
     with warnings.catch_warnings():

@@ -18,10 +18,15 @@ from samebits import mode
 from samebits.errors import UncoveredError, UncoveredWarning
 from samebits.integrations.transformers import hooks
 from samebits.integrations.transformers.attention import attention_forward
+from samebits.integrations.transformers.cache import KVCache
+from samebits.integrations.transformers.kvplan import CachePlan, plan_cache
 from samebits.integrations.transformers.masks import mask
 from samebits.integrations.transformers.support import reasons_against
 
-__all__ = ["attention_forward", "disable", "enable", "mask", "reasons_against"]
+__all__ = [
+    "CachePlan", "KVCache", "attention_forward", "disable", "enable", "mask", "plan_cache",
+    "reasons_against",
+]  # fmt: skip
 
 Model = TypeVar("Model")
 _before: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
