@@ -16,6 +16,8 @@ from samebits.check.cause.marks import Request
 from samebits.check.noise import FIRST, OCTAVES, histogram, noise
 from samebits.check.result import Report
 from samebits.check.tape import window
+from samebits.contract.operands import widen
+from samebits.report.summary import noise_sentence
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(6, 384, generator=G)
@@ -91,6 +93,16 @@ def test_dropped_terms_are_a_defect() -> None:
     short = F.linear(X[:, :-1], W[:, :-1])
     found = noise(op, replace(op, output=[short]))
     assert found is not None and found.verdict == "defect"
+
+
+def test_lower_precision_is_suspect_at_least() -> None:
+    """tf32 may hide inside what the worst order could do with so many terms, but not in noise."""
+    x, w = torch.randn(6, 8192, generator=G), torch.randn(64, 8192, generator=G)
+    op = capture("aten.mm.default", lambda: F.linear(x, w))
+    half = torch.from_numpy(widen(x.numpy().view("uint32"), "tf32"))
+    found = noise(op, replace(op, output=[F.linear(half, w)]))
+    assert found is not None and found.verdict == "suspect" and found.times > 8
+    assert "lower precision" in noise_sentence(found)
 
 
 def test_check_gives_every_difference_a_verdict() -> None:

@@ -76,11 +76,12 @@ class Noise:
     Attributes:
         op: the operation.
         verdict: ``reordering``: both results are inside the interval that every order of summation
-            keeps (docs/intervals.md); ``defect``: one is outside, so it is something else.
+            keeps (docs/intervals.md); ``defect``: one is outside, so it is something else;
+            ``suspect``: inside, but far beyond what other orders give, as lower precision is.
         elements: elements in the sample.
         outside: of them outside the interval.
         times: the largest difference as a multiple of the largest between the contract's results
-            along other orders.
+            along other orders (or of the output's unit in the last place, if that is larger).
         reach: median width of the interval, in the same units as the histograms.
         predicted: differences between other orders.
         stock: differences between the two results on stock torch.
@@ -88,7 +89,7 @@ class Noise:
     """
 
     op: str
-    verdict: Literal["reordering", "defect"]
+    verdict: Literal["reordering", "suspect", "defect"]
     elements: int
     outside: int
     times: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from samebits.check.result import Noise, Outcome, Report
@@ -75,12 +74,11 @@ def noise_sentence(noise: Noise) -> str:
             f"{noise.outside:,} of {noise.elements:,} elements examined are outside the interval "
             "that every order of summation keeps: something else than reordering changed them."
         )
-    size = (
-        f"the largest difference is {noise.times:.2g} times the largest between other orders"
-        if math.isfinite(noise.times)
-        else "other orders do not differ at all"
-    )
-    return f"All {noise.elements:,} elements examined are inside the certified interval; {size}."
+    inside = f"All {noise.elements:,} elements examined are inside the certified interval"
+    size = f"the largest difference is {noise.times:.2g} times the largest between other orders"
+    if noise.verdict == "suspect":
+        return f"{inside}, but {size}: lower precision looks like this."
+    return f"{inside}; {size}."
 
 
 def _outcomes(report: Report, side: str) -> list[Outcome]:
