@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits import cli_plan
+from samebits import cli_explain, cli_plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +20,7 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(cli_plan.app, name="plan")
+app.command("explain")(cli_explain.explain)
 
 
 def _version(wanted: bool) -> None:
@@ -58,6 +59,9 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     html: Annotated[bool, typer.Option(help="write the HTML page")] = True,
     costs: Annotated[bool, typer.Option(help="measure times and generate text")] = True,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="find out why bits differ: operation and cause")
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of generated inputs")] = 0,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a wide sweep on a GPU")] = "cpu",
 ) -> None:
@@ -78,7 +82,9 @@ def check(
         select(promise)
         with terminal.progress(console, target) as tell:
             subject = load(target, inputs=inputs, shape=shape, device=device)
-            report = run(subject, promises=promise, costs=costs, seed=seed, progress=tell)
+            report = run(
+                subject, promises=promise, costs=costs, explain=explain, seed=seed, progress=tell
+            )
     except SamebitsError as error:
         console.print(f"samebits check: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None

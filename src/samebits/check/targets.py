@@ -136,6 +136,15 @@ MODELS: dict[str, Callable[[torch.device], Subject]] = {
 }
 
 
+def produced(path: str) -> Any:
+    """The object at ``module:name``, or what it gives when it is a function without parameters.
+
+    Raises:
+        SettingError: there is nothing of that name.
+    """
+    return _produced(_object(path))
+
+
 def _object(path: str) -> Any:
     """The object at ``module:name.name``; modules of the working directory are found too."""
     module, _, name = path.partition(":")

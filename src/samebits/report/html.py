@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samebits.check.promises import PROMISES, TESTS
 from samebits.check.result import Case, Divergence, Noise, Outcome, Report, Test, Text
-from samebits.report import svg
+from samebits.report import explanation, svg
 from samebits.report.summary import UNTESTED, headline, noise_sentence, sentence, tiles
 
 WORDS = {"same": "same bits", "differs": "bits differ", "error": "could not run"}
@@ -154,7 +154,7 @@ def _sound(outcome: Outcome | None, group: str) -> list[Case]:
 
 def _where(report: Report) -> str:
     found = [
-        (test, name, outcome.divergence)
+        (test, name, outcome.divergence, outcome.explanation)
         for test in report.tests
         for (_, name), outcome in zip(SIDES, (test.stock, test.switched), strict=True)
         if outcome and outcome.divergence
@@ -162,13 +162,13 @@ def _where(report: Report) -> str:
     if not found:
         return ""
     blocks = []
-    for test, name, divergence in found:
-        picture = (
-            svg.layers(divergence, f"modules, {test.title}") if len(divergence.layers) > 1 else ""
-        )
+    for test, name, divergence, explained in found:
+        steps = divergence.layers
+        picture = svg.layers(steps, f"modules, {test.title}") if len(steps) > 1 else ""
+        why = explanation.section(explained) if explained else ""
         blocks.append(
             f"<h3>{escape(test.title)}, {escape(name)}: {escape(divergence.case)}</h3>"
-            f"{_first(divergence)}{picture}"
+            f"{_first(divergence)}{picture}{why}"
         )
     return (
         "<section><h2>Where the bits part first</h2>"

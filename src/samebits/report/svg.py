@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from samebits.check.noise import FIRST
-from samebits.check.result import Case, Divergence, Noise, Outcome, Speed
+from samebits.check.result import Case, Layer, Noise, Outcome, Speed
 
 SHADES = ((0.001, "d1"), (0.01, "d2"), (0.1, "d3"), (0.5, "d4"))
 
@@ -116,14 +116,14 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def layers(divergence: Divergence, label: str) -> str:
+def layers(steps: Sequence[Layer], label: str) -> str:
     """One bar for each module in order of execution: the share of its output that differs."""
-    count = len(divergence.layers)
+    count = len(steps)
     width, height, top = 1000.0, 120.0, 26.0
     column = width / max(count, 1)
     parts = []
-    first = next((i for i, layer in enumerate(divergence.layers) if layer.differing), None)
-    for i, layer in enumerate(divergence.layers):
+    first = next((i for i, layer in enumerate(steps) if layer.differing), None)
+    for i, layer in enumerate(steps):
         share = layer.differing / max(layer.elements, 1)
         x = i * column
         tip = f"{layer.name} ({layer.kind}): {layer.differing:,} of {layer.elements:,} differ"
@@ -137,7 +137,7 @@ def layers(divergence: Divergence, label: str) -> str:
         anchor = "start" if x < width * 0.7 else "end"
         parts.append(f'<path d="M{x - 5:.1f} {top - 9} h10 l-5 7 z" class="d5"/>')
         shift = 10 if anchor == "start" else -10
-        parts.append(_text(x + shift, top - 3, divergence.layers[first].name, "first", anchor))
+        parts.append(_text(x + shift, top - 3, steps[first].name, "first", anchor))
     parts.append(_text(0, top + height + 15, "first module", "axis"))
     parts.append(_text(width, top + height + 15, f"last of {count}", "axis", "end"))
     return _svg(width, top + height + 20, label, parts)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from samebits.check import Progress as Step
+from samebits.check.explanation import KINDS
 from samebits.check.result import Outcome, Report, Speed
 from samebits.report.summary import UNTESTED, headline, sentence
 from samebits.report.svg import rate
@@ -47,7 +48,7 @@ def show(report: Report, console: Console, files: list[Path]) -> None:
     console.print(_tests(report))
     console.print(f"[dim]not tested here: {UNTESTED}[/]", highlight=False)
     console.print()
-    for line in (*_traces(report), *_errors(report)):
+    for line in (*_traces(report), *_causes(report), *_errors(report)):
         console.print(line, highlight=False)
     if report.speed:
         console.print()
@@ -101,6 +102,16 @@ def _traces(report: Report) -> Iterator[str]:
                 places.setdefault((place or "not found") + verdict, []).append(test.title)
         for place, titles in places.items():
             yield f"first to differ, {name}: [bold]{escape(place)}[/] [dim]({', '.join(titles)})[/]"
+
+
+def _causes(report: Report) -> Iterator[str]:
+    """Why bits differ, once for each cause, where it was asked for."""
+    for side, name in SIDES:
+        outcomes: list[Outcome | None] = [getattr(test, side) for test in report.tests]
+        found = [o.explanation for o in outcomes if o and o.explanation and o.explanation.kind]
+        for cause in dict.fromkeys((e.kind, e.cause) for e in found):
+            kind, text = cause
+            yield f"why, {name}: [bold]{KINDS[kind or 'unknown'].title}[/]: {escape(text)}"
 
 
 def _errors(report: Report) -> Iterator[str]:

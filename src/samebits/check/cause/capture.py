@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from samebits.check.tape import Key, Window, tensors
 
 _ALIGNED = 64
 """Addresses are told apart up to this many bytes."""
-_OWN = (str(Path(torch.__file__).parent), str(Path(samebits.__file__).parent))
+_TORCH, _SAMEBITS = (os.path.dirname(str(m.__file__)) + os.sep for m in (torch, samebits))
+_CHECK = _SAMEBITS + "check" + os.sep
+_OWN = (_TORCH, *(f"{_SAMEBITS}{part}{os.sep}" for part in ("mode", "ops", "engines")))
+_MODULES = _TORCH + os.path.join("nn", "")
+_LISTENERS = (_CHECK, os.path.join(_TORCH, "utils", "_python_dispatch"))
 
 
 @dataclass(frozen=True)
@@ -258,13 +263,25 @@ def _names(module: torch.nn.Module | None) -> dict[int, str]:
 
 
 def call_site() -> str:
-    """``file:line`` of the innermost Python frame outside torch and samebits."""
+    """``file:line`` of the innermost line of a model or of its caller.
+
+    That is the innermost frame outside torch and samebits; for a model made of torch's modules
+    alone the line of the module.
+    """
     frame: Any = sys._getframe(1)
-    last = frame
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OWN):
-            last = frame
-            break
+    while frame is not None and frame.f_code.co_filename.startswith(_LISTENERS):
         frame = frame.f_back
-    path = Path(last.f_code.co_filename)
-    return f"{Path(*path.parts[-3:])}:{last.f_lineno}"
+    inner = None
+    while frame is not None and not frame.f_code.co_filename.startswith(_CHECK):
+        name = frame.f_code.co_filename
+        if not name.startswith(_OWN):
+            return _site(frame)
+        if inner is None and name.startswith(_MODULES):
+            inner = frame
+        frame = frame.f_back
+    return _site(inner) if inner is not None else ""
+
+
+def _site(frame: Any) -> str:
+    path = Path(frame.f_code.co_filename)
+    return f"{Path(*path.parts[-3:])}:{frame.f_lineno}"

@@ -335,14 +335,21 @@ def reordering(case: Case) -> Diagnosis | None:
         return None
     factor = case.turning("rows", "position", "layout", "neighbours")
     words = {
-        "rows": "the number of rows", "position": "the row's place in the batch",
-        "layout": "how its operands lie in memory", "neighbours": "the other rows",
-    }  # fmt: skip
-    why = words.get(factor.name, "") if factor else ""
+        "rows": "the number of rows",
+        "position": "the row's place in the batch",
+        "layout": "how its operands lie in memory",
+        "neighbours": "the other rows",
+        "tokens": "how many tokens are computed at once",
+        "shape": "the sizes of its operands",
+    }
+    trigger = factor.name if factor else None
+    if trigger is None and case.first.shapes != case.second.shapes:
+        cut = case.first.window.length != case.second.window.length
+        trigger = "tokens" if cut else "shape"
     return Diagnosis(
-        "reordering", "kernel" if factor else "",
+        "reordering", "kernel" if trigger else "",
         f"{case.op} adds in another order"
-        + (f", chosen by {why}." if why else "."), factor.name if factor else None,
+        + (f", chosen by {words[trigger]}." if trigger else "."), trigger,
         (*_bound_line(case), *_sweep(case, factor)),
     )  # fmt: skip
 

@@ -139,7 +139,7 @@ class _Search:
         plain = runs.results(*runs.returned)
         step = next((s for s in self.steps if s.differing), None)
         if step is None and not plain.differing and self.steady:
-            return Explanation("equal", "", modules=self.modules)
+            return Explanation("equal", "", evidence=self._compared(), modules=self.modules)
         if step is None and plain.differing and self.marks is not None:
             found = self._compiled(plain)
             if found is not None:
@@ -163,6 +163,15 @@ class _Search:
             for s in steps(first.outputs, second.outputs)
             if s.differs is not None
         )
+
+    def _compared(self) -> tuple[str, ...]:
+        """How much of the runs an answer of "equal" stands on."""
+        if self.marks is None:
+            return ()
+        done = sum(s.differs is not None for s in self.steps)
+        rest = len(self.steps) - done
+        line = f"{done} arguments and outputs of modules were compared"
+        return (f"{line}; {rest} others have other shapes in both runs." if rest else f"{line}.",)
 
     def _repeat(self) -> None:
         """Makes both runs again to see whether they repeat."""

@@ -43,8 +43,8 @@ def hashes(t: torch.Tensor, axis: int) -> torch.Tensor:
     """
     words = bits.view(t)
     length = t.shape[axis] if axis >= 0 else 1
-    rows = (words.movedim(axis, 0) if axis >= 0 else words).reshape(length, -1)
-    width = rows.shape[1]
+    width = words.numel() // max(length, 1)
+    rows = (words.movedim(axis, 0) if axis >= 0 else words).reshape(length, width)
     factors = _coefficients(width, rows.device)
     per_chunk = max(1, _CHUNK // max(width, 1))
     pieces = torch.split(rows, per_chunk) if width else (rows,)

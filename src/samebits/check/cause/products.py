@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from samebits.check.cause.capture import Operation
+from samebits.engines.triton import device_class
+from samebits.errors import DTypeError, SamebitsError
+from samebits.plan import contract_of
 
 _ROWS, _COLUMNS = 64, 256
 #: Where the factors are among the operands, whether the second lies transposed, and the bias.
@@ -36,6 +40,7 @@ class Product:
         x, w, bias: [R, K], [N, K], [N] or None, in binary64.
         y: [R, N] as the run computed it, in binary64.
         inputs, output: types of the factors and of the result.
+        device: device class of the contract that it would have.
     """
 
     x: torch.Tensor
@@ -44,26 +49,49 @@ class Product:
     y: torch.Tensor
     inputs: torch.dtype
     output: torch.dtype
+    device: str
 
     def exact(self, cut: Cut = lambda t: t) -> torch.Tensor:
         """The result in binary64, of factors that `cut` has rounded."""
         product = cut(self.x) @ cut(self.w).mT
         return product if self.bias is None else product + self.bias
 
-    def bound(self) -> torch.Tensor:
-        """The largest error that rounding can cause in any order of the additions, [R, N].
-
-        gamma_K sum |x||w| with fp32 accumulators that are cut off, and the rounding to the output.
-        """
-        size = self.x.abs() @ self.w.abs().mT
-        if self.bias is not None:
-            size = size + self.bias.abs()
-        last = OUTPUT[self.output] * self.exact().abs() + torch.finfo(self.output).tiny
-        return (self.x.shape[1] + 2) * UNIT * size + last
-
     def of_bound(self) -> float:
-        """The largest error of the run's result as a share of the bound."""
-        return float(((self.y - self.exact()).abs() / self.bound()).nan_to_num(float("inf")).max())
+        """How far the run's result is from the exact one, as a share of what any order can cause.
+
+        1 is the end of the contract's interval over all orders (`LinearContract.interval`); the
+        largest share of the sample's elements.
+        """
+        low, high = self._ends()
+        exact, tiny = self.exact(), torch.finfo(self.output).tiny
+        error = self.y - exact
+        most = torch.where(error < 0, exact - low, high - exact).clamp(min=tiny)
+        share = (error.abs() / most).nan_to_num(float("inf"), posinf=float("inf"))
+        # An end itself may come out as 1 + 1e-16.
+        inside = (low <= self.y) & (self.y <= high)
+        return float(torch.where(inside, share.clamp(max=1.0), share).max())
+
+    def _ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The smallest and the largest result of any order, [R, N]."""
+        try:
+            contract: Any = contract_of(
+                "linear", n=len(self.w), k=self.x.shape[1], dtype=self.inputs, device=self.device
+            )
+            x, w = (t.to(self.inputs).cpu() for t in (self.x, self.w))
+            bias = None if self.bias is None else self.bias.float().cpu()
+            found = contract.interval(x, w, bias, self.output, order="any", replay=False)
+            ends = torch.from_numpy(found.low), torch.from_numpy(found.high)
+            return ends[0].to(self.y.device), ends[1].to(self.y.device)
+        except (SamebitsError, ValueError):
+            # No contract for these types or this device: gamma_K sum |x||w| with fp32 accumulators
+            # that are cut off, and the rounding to the output.
+            size = self.x.abs() @ self.w.abs().mT
+            if self.bias is not None:
+                size = size + self.bias.abs()
+            exact = self.exact()
+            last = OUTPUT[self.output] * exact.abs() + torch.finfo(self.output).tiny
+            bound = (self.x.shape[1] + 2) * UNIT * size + last
+            return exact - bound, exact + bound
 
     def narrower(self) -> str | None:
         """With which fewer bits it was computed: ``tf32``, ...; None: with those of its factors.
@@ -74,8 +102,10 @@ class Product:
         if not bool(self.y.isfinite().all()):
             return None
         plain = self._distance(self.exact())
-        found = ((self._distance(value), label) for label, value in self._candidates())
-        distance, label = min(found, default=(plain, ""))
+        found = [(self._distance(value), label) for label, value in self._candidates()]
+        least = min((distance for distance, _ in found), default=plain)
+        # fp16 and tf32 have equally many fraction bits: of candidates as near the first is meant.
+        distance, label = next((f for f in found if f[0] <= 1.01 * least), (plain, ""))
         # Half: the last rounding of a 16-bit output hides a part of any distance.
         return label if distance < 0.5 * plain else None
 
@@ -132,13 +162,23 @@ def _whole(op: Operation) -> Product | None:
     scaled = any(op.kwargs.get(k, 1) != 1 for k in ("alpha", "beta"))
     if not plain or scaled or (bias is not None and bias.shape != (len(w),)):
         return None
-    return Product(a, w, bias, b.double(), w.dtype, b.dtype)
+    return Product(a, w, bias, b.double(), w.dtype, b.dtype, _device(w))
 
 
 def _cut(p: Product, rows: torch.Tensor, columns: torch.Tensor) -> Product:
     bias = None if p.bias is None else p.bias[columns].double()
     x, w = p.x[rows].double(), p.w[columns].double()
-    return Product(x, w, bias, p.y[rows][:, columns], p.inputs, p.output)
+    return Product(x, w, bias, p.y[rows][:, columns], p.inputs, p.output, p.device)
+
+
+def _device(t: torch.Tensor) -> str:
+    """The device class of a tensor; ``cuda`` for one that has no contracts."""
+    if not t.is_cuda:
+        return "cpu"
+    try:
+        return device_class(t.get_device())
+    except DTypeError:
+        return "cuda"
 
 
 def _added(sums: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

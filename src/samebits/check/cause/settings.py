@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,42 +15,55 @@ from samebits.mode import deterministic, is_on, stock
 
 @dataclass(frozen=True)
 class Setting:
-    """One flag of the frameworks. `kind`: what a difference in it is (see `KINDS`)."""
+    """One flag of the frameworks.
+
+    Attributes:
+        name: for people.
+        get, put: read it, set it.
+        kind: what a difference in it is (see `KINDS`).
+        raw: what to put back later, where that is more than `get` tells.
+    """
 
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], Any]
     kind: str = "configuration"
+    raw: Callable[[], Any] | None = None
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 
 
+def _precision(backend: str, op: str, old: Callable[[bool], Any] | None = None) -> Setting:
+    """A precision of fp32 products: read through torch's new flags, set through the old one too.
+
+    The old one sets both, and kernels refuse to run where the two disagree.
+    """
+    c: Any = torch._C
+    found = partial(c._get_fp32_precision_getter, backend, op)
+
+    def get() -> str:
+        value: str = found()
+        return "ieee" if value == "none" else value
+
+    def put(value: str) -> None:
+        if old is not None:
+            old(value == "tf32")
+        if found() != value:
+            c._set_fp32_precision_setter(backend, op, value)
+
+    return Setting(f"{backend}.{op}.fp32_precision", get, put, "precision", found)
+
+
 def _table() -> tuple[Setting, ...]:
     c: Any = torch._C
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    mkldnn: Any = torch.backends.mkldnn
     return (
         Setting("threads", torch.get_num_threads, torch.set_num_threads, "reordering"),
-        Setting(
-            "float32 matmul precision",
-            torch.get_float32_matmul_precision,
-            torch.set_float32_matmul_precision,
-            "precision",
-        ),
-        Setting(
-            "cuda.matmul.allow_tf32",
-            c._get_cublas_allow_tf32,
-            c._set_cublas_allow_tf32,
-            "precision",
-        ),
-        Setting("cudnn.allow_tf32", c._get_cudnn_allow_tf32, c._set_cudnn_allow_tf32, "precision"),
-        Setting(
-            "mkldnn.matmul.fp32_precision",
-            *_attribute(mkldnn.matmul, "fp32_precision"),
-            "precision",
-        ),
+        _precision("cuda", "matmul", c._set_cublas_allow_tf32),
+        _precision("cuda", "conv", c._set_cudnn_allow_tf32),
+        _precision("mkldnn", "matmul"),
         *(
             Setting(
                 f"cuda.matmul.allow_{dtype}_reduced_precision_reduction",
@@ -107,11 +121,20 @@ class Settings:
         with ExitStack() as stack:
             if SWITCH in wanted and wanted[SWITCH] != is_on():
                 stack.enter_context(deterministic() if wanted[SWITCH] else stock())
+            if _medium():  # which the flags below cannot put back
+                stack.callback(torch.set_float32_matmul_precision, "medium")
             for setting in SETTINGS:
                 if setting.name in wanted and setting.get() != wanted[setting.name]:
-                    stack.callback(setting.put, setting.get())
+                    stack.callback(setting.put, (setting.raw or setting.get)())
                     setting.put(wanted[setting.name])
             yield
+
+
+def _medium() -> bool:
+    try:
+        return torch.get_float32_matmul_precision() == "medium"
+    except RuntimeError:  # the caller mixed torch's old and new flags
+        return False
 
 
 def settings_now() -> Settings:
