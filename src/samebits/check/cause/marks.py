@@ -188,15 +188,19 @@ class Marks(Listener):
         output = func(*args, **kwargs)
         if (self.owner is None or key[0] == self.owner) and not makes_memory(func):
             self.order[key] = None
-            self._mark(key, output)
+            self._mark(key, output, whole=_ranks(func, args, kwargs))
         return output
 
-    def _mark(self, key: Key, value: Any, also: dict[Key, Mark] | None = None) -> None:
+    def _mark(
+        self, key: Key, value: Any, also: dict[Key, Mark] | None = None, *, whole: bool = False
+    ) -> None:
+        """Marks the tensors of a value; integers, which are mostly positions, only if `whole`."""
         with self.busy():
             for index, t in enumerate(tensors(value)):
                 name = f"{key[1]}[{index}]" if index else key[1]
                 each = (key[0], name, key[2])
-                found = self.part(t, each)
+                numbers = t.is_floating_point() or t.is_complex()
+                found = self.part(t, each) if numbers or whole else None
                 if found is None or not found[0].numel():
                     continue
                 mark = self._add(each, *found)
@@ -215,6 +219,12 @@ class Marks(Listener):
         mark.sound &= mark.axis == axis and mark.form == form
         mark.pieces.append(hashes(part, axis))
         return mark
+
+
+def _ranks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation's integers are results: made of other numbers, or drawn."""
+    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return drawn or any(t.is_floating_point() for t in tensors((args, kwargs)))
 
 
 def _form(x: Any) -> str:
