@@ -209,13 +209,18 @@ def _computes(func: Any) -> bool:
     return not any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
+def labelled(value: Any, label: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a (nested) value in order, each with the way to it: ``[name][1]``."""
+    if isinstance(value, torch.Tensor):
+        yield label, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from labelled(item, f"{label}[{key}]")
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from labelled(item, f"{label}[{i}]")
+
+
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """All tensors of a (nested) value, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
+    return (t for _, t in labelled(value))

@@ -274,7 +274,8 @@ def argument(case: Case) -> Diagnosis | None:
     unlike = arguments_that_differ(case.first, case.second)
     if not unlike or case.unlike:
         return None
-    name, a, b = unlike[0]
+    # A mask and "is causal" go together; the mask is what a reader looks for.
+    name, a, b = next((u for u in unlike if "mask" in u[0]), unlike[0])
     if case.judgement is not None and case.judgement.alike and case.within:
         return Diagnosis(
             "reordering", "other kernel",

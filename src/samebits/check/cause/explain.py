@@ -159,7 +159,7 @@ class _Search:
         first, second = self.marks
         self.steps = list(steps(first.marks, second.marks))
         self.modules = tuple(
-            ModuleMark(s.key[0] or "(whole)", s.key[1], s.differing, len(s.differs))
+            ModuleMark(s.key[0] or "(whole)", _operation(s.key)[1], s.differing, len(s.differs))
             for s in steps(first.outputs, second.outputs)
             if s.differs is not None
         )

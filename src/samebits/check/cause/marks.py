@@ -15,7 +15,7 @@ import torch
 
 from samebits import bits
 from samebits.check.cause.settings import Settings, settings_now
-from samebits.check.tape import WHOLE, Key, Tape, Window, tensors
+from samebits.check.tape import WHOLE, Key, Tape, Window, labelled, tensors
 
 _CHUNK = 2**22
 """Elements that are widened to 64 bits at a time."""
@@ -174,7 +174,7 @@ class Marks(Listener):
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Marks a module's arguments, and notes which of them are given and in which form."""
         if not self.operations:
-            self._mark(key, (args, kwargs))
+            self._mark(key, {**dict(enumerate(args)), **kwargs})
             named = {**{f"argument {i}": x for i, x in enumerate(args)}, **kwargs}
             self.given[key[0]] = {name: _form(x) for name, x in named.items()}
             self.settings[key[0]] = settings_now()
@@ -196,9 +196,8 @@ class Marks(Listener):
     ) -> None:
         """Marks the tensors of a value; integers, which are mostly positions, only if `whole`."""
         with self.busy():
-            for index, t in enumerate(tensors(value)):
-                name = f"{key[1]}[{index}]" if index else key[1]
-                each = (key[0], name, key[2])
+            for index, (label, t) in enumerate(labelled(value)):
+                each = (key[0], key[1] + label, key[2])
                 numbers = t.is_floating_point() or t.is_complex()
                 found = self.part(t, each) if numbers or whole else None
                 if found is None or not found[0].numel():

@@ -12,7 +12,7 @@ from samebits import bits
 from samebits.check.cause.marks import Listener, Marks, Request, makes_memory, sizes
 from samebits.check.cause.settings import RandomState, random_state
 from samebits.check.compare import Bits, Difference, add, difference
-from samebits.check.tape import WHOLE, Key, Tape, Window, tensors
+from samebits.check.tape import WHOLE, Key, Tape, Window, labelled, tensors
 from samebits.errors import ShapeError
 
 Call = Callable[[], Any]
@@ -186,7 +186,7 @@ class Filled(Marks):
 
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Marks a module's arguments."""
-        self._mark(key, (args, kwargs))
+        self._mark(key, {**dict(enumerate(args)), **kwargs})
 
     def left(self, key: Key, output: Any) -> None:
         """Marks a module's output and counts its NaN."""
@@ -221,16 +221,15 @@ class Value(Listener):
 
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps a module's argument."""
-        self._keep(key, (args, kwargs))
+        self._keep(key, {**dict(enumerate(args)), **kwargs})
 
     def left(self, key: Key, output: Any) -> None:
         """Keeps a module's output."""
         self._keep(key, output)
 
     def _keep(self, key: Key, value: Any) -> None:
-        for index, t in enumerate(tensors(value)):
-            name = f"{key[1]}[{index}]" if index else key[1]
-            if (key[0], name, key[2]) == self.wanted:
+        for label, t in labelled(value):
+            if (key[0], key[1] + label, key[2]) == self.wanted:
                 part = self.part(t, self.wanted)
                 if part is not None:
                     self._pieces.append((part[0].clone(), part[1]))

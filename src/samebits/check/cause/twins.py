@@ -111,7 +111,7 @@ class Swap(Marks):
 
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Marks a module's arguments."""
-        self._mark(key, (args, kwargs))
+        self._mark(key, {**dict(enumerate(args)), **kwargs})
 
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation, or its twin."""

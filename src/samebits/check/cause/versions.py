@@ -39,7 +39,7 @@ def digests(subject: Subject, switch: Switch) -> Iterator[Digest]:
             value = 0
             for word in mark.value().tolist():
                 value = (value * _FOLD + word) % 2**64
-            yield Digest(side, mark.module, mark.name, f"{value:016x}")
+            yield Digest(side, mark.module, mark.name.partition("[")[0], f"{value:016x}")
 
 
 def compare(first: Report, second: Report) -> Explanation:
