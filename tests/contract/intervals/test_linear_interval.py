@@ -180,6 +180,24 @@ def test_scales(scaling: str, replay: bool) -> None:
     assert np.median(every.width) > np.median(own.width) > 0
 
 
+@pytest.mark.parametrize("scaling", ["none", "row", "block"])
+def test_large_weights_are_taken_in_pieces(scaling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, 256, generator=g).to(torch.float8_e4m3fn) for n in (3, 300))
+    contract = LinearContract(Segment(128), hopper_mma("e4m3"), "e4m3", "bf16", scaling)
+    scales = {}
+    if scaling != "none":
+        scales["x_scale"] = torch.rand(3, 2 if scaling == "block" else 1, generator=g)
+        scales["w_scale"] = torch.rand(*((3, 2) if scaling == "block" else (300, 1)), generator=g)
+    bias = torch.randn(300, generator=g)
+    for order in ("contract", "any"):
+        whole = contract.interval(x, w, bias, order=order, **scales)
+        with monkeypatch.context() as patch:
+            patch.setattr("samebits.contract.intervals.linear._TOGETHER", 128 * 256)
+            pieces = contract.interval(x, w, bias, order=order, **scales)
+        assert (whole.first == pieces.first).all() and (whole.last == pieces.last).all()
+
+
 def test_batches_and_vectors() -> None:
     g = torch.Generator().manual_seed(0)
     x, w = torch.randn(2, 1, 3, 40, generator=g), torch.randn(4, 5, 40, generator=g)

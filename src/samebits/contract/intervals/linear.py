@@ -18,6 +18,9 @@ from samebits.contract.operands import Operand
 from samebits.contract.tree import Leaf, reduce
 from samebits.errors import ContractError
 
+#: Elements of a weight that are widened to fp64 at a time.
+_TOGETHER = 1 << 24
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -101,6 +104,15 @@ def interval(
         return made(np.minimum(*ends), np.maximum(*ends), (low, high), out)
 
 
+def _joined(parts: list[Sums]) -> Sums:
+    """Sums side by side."""
+    first, last = (np.hstack([getattr(p, name) for p in parts]) for name in ("first", "last"))
+    exact = Ball(
+        np.hstack([p.exact.center for p in parts]), np.hstack([p.exact.radius for p in parts])
+    )
+    return Sums(first, last, exact, parts[0].biased)
+
+
 def _stacked(parts: list[Sums], shape: tuple[int, ...]) -> Sums:
     if not parts:
         nothing = np.zeros(shape, np.float32)
@@ -125,6 +137,20 @@ def _sums(
     engine: str | None,
 ) -> Sums:
     """The sums of x [M, K] and w [N, K]; with order "any" also of c [M, N], a term like others."""
+    columns = max(_TOGETHER // max(x.shape[1], 1) // SCALE_BLOCK, 1) * SCALE_BLOCK
+    if len(w) > columns:  # a vocabulary of weights in fp64 is large
+        parts = []
+        for start in range(0, len(w), columns):
+            at = slice(start, start + columns)
+            some = ws
+            if ws is not None:
+                block = SCALE_BLOCK if contract.scaling == "block" else 1
+                some = ws[start // block : -(-at.stop // block)]
+            part = None if c is None else c[:, at]
+            parts.append(
+                _sums(contract, x, w[at], part, xs, some, order=order, replay=replay, engine=engine)
+            )
+        return _joined(parts)
     scales = None if xs is None or ws is None else _scales(contract, xs, ws, len(w))
     if order == "any":
         return _any(contract, x, w, c, scales)
