@@ -229,7 +229,7 @@ def test_a_bucket_holds_every_smaller_batch(captured: int) -> None:
         layer(static)
         with torch.cuda.graph(graph):
             result = layer(static)
-        for rows in {1, 2, captured // 2 + 1, captured}:
+        for rows in {1, min(2, captured), captured // 2 + 1, captured}:
             x = random(rows, 192)
             static[:rows] = x
             graph.replay()

@@ -74,8 +74,9 @@ class AttentionContract(Contract):
       taken as it is, and the scaled side is scaled inside the fma that adds it to the other.
     - "ceil(64)": what a tensor core's kernel does. The maximum m' = max(m, ceil(max x)) is raised
       after each 64 positions of a leaf, NaN if one is NaN, and o and l are then multiplied by
-      2^(m - m'). x = s * a is not rounded by itself: x - m is one fma (with softcap or an additive
-      mask x is rounded). The fold is o = fma(o, 2^(M - M'), o' * 2^(m' - M')), l alike; a leaf
+      2^(m - m'). x = s * a is not rounded by itself: x - m is fma(s, a, -m), with an additive mask
+      fma(s, a, fma(mask, fp32(log2 e), -m)), so that a mask of 0 changes nothing (with softcap x is
+      rounded, and again with a mask). The fold is o = fma(o, 2^(M - M'), o' * 2^(m' - M')), l alike; a leaf
       whose maximum is -Inf is skipped, and a row whose maximum is -Inf gives +0.
 
     Attributes:
@@ -249,9 +250,10 @@ class AttentionContract(Contract):
                 for t in range(rows):
                     y[i][t], lse[i][t] = self._row(x[t], call.v[i], call.seen[i][t], sink, engine)
             else:
-                fused = softcap is None and extra is None
-                x = s if fused else exponents(s, a, softcap, extra)
-                pair = steps.Exponents(x, a if fused else None)
+                if softcap is None:
+                    pair = steps.Exponents(s, a, extra)
+                else:
+                    pair = steps.Exponents(exponents(s, a, softcap, extra), None)
                 y[i], lse[i] = self._rows(pair, call.v[i], call.seen[i], sink, engine)
         return (y if call.v_scale is None else nx.mul32(y, np.float32(call.v_scale))), lse
 

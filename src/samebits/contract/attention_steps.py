@@ -32,24 +32,28 @@ class Exponents:
     Attributes:
         value: the scores s if `factor` is given, else x itself.
         factor: a of x = s * a, which is not rounded before the maximum is subtracted.
+        bias: what an additive mask adds to scores, to the base e.
     """
 
     value: F32
     factor: F32 | None
+    bias: F32 | None = None
 
     def top(self, keys: slice, seen: Seen) -> F32:
-        """The largest fl(x) of the seen keys, [T]: -Inf if there is none, NaN if one is NaN."""
+        """The largest x of the seen keys, rounded, [T]: -Inf if there is none, NaN if one is."""
         x = self.value[:, keys]
         x = x if self.factor is None else nx.mul32(x, self.factor)
+        x = x if self.bias is None else nx.fma32(self.bias[:, keys], LOG2E, x)
         found: F32 = np.where(seen, x, np.float32(-np.inf)).max(1, initial=-np.inf)
         return found
 
     def below(self, keys: slice, m: F32) -> F32:
-        """x - m, rounded once, [T, n]; a maximum of -Inf counts as 0."""
+        """x - m, [T, n], rounded once, and before it where a bias meets m; -Inf counts as 0."""
         m = np.where(m == -np.inf, np.float32(0), m)[:, None]
         if self.factor is None:
             return nx.sub32(self.value[:, keys], m)
-        return nx.fma32(self.value[:, keys], self.factor, -m)
+        added = -m if self.bias is None else nx.fma32(self.bias[:, keys], LOG2E, -m)
+        return nx.fma32(self.value[:, keys], self.factor, added)
 
 
 def power(n: Array) -> F32:

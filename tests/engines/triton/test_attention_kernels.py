@@ -70,6 +70,28 @@ def test_masks(schedule: AttentionSchedule, kind: str) -> None:
     same(schedule, *qkv(), mask=mask, causal=False)
 
 
+@EACH
+@pytest.mark.parametrize("kind", ["bool", "zeros and -inf", "zeros and lowest"])
+def test_a_mask_that_only_hides_has_the_bits_of_none(
+    schedule: AttentionSchedule, kind: str
+) -> None:
+    """So that a padded batch, which needs a mask, has the bits of each text alone."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, t, 16, generator=g) for h, t in ((2, 33), (1, 300), (1, 300)))
+    # Every score is near 128: what rounding it loses then shows in many weights.
+    q[..., 0], k[..., 0] = 8, 64
+    q, k, v = (x.to(DEVICE, torch.bfloat16) for x in (q, k, v))
+    mask = torch.ones(33, 300, dtype=torch.bool).tril(300 - 33)
+    if kind != "bool":
+        low = -math.inf if kind == "zeros and -inf" else torch.finfo(torch.float32).min
+        mask = torch.zeros(33, 300).masked_fill(~mask, low)
+    of = contract()
+    plain, lse = attend(of, schedule, q, k, v)
+    masked, masked_lse = attend(of, schedule, q, k, v, mask=mask, causal=False)
+    assert lse is not None and masked_lse is not None
+    assert bits.equal(masked_lse, lse) and bits.equal(masked, plain)
+
+
 @pytest.mark.parametrize(("d", "dv"), [(16, 32), (80, 80), (96, 24), (192, 128)])
 def test_head_sizes(d: int, dv: int) -> None:
     same(WHOLE, *qkv(q_len=3, kv_len=70, d=d, dv=dv))

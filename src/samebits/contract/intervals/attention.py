@@ -87,6 +87,8 @@ def _head(
     seen = seen & (x.center != -np.inf)
     top = np.where(seen, x.center, -np.inf).max(1, initial=-np.inf)[:, None]
     nothing = np.equal(top, -np.inf)
+    if bias is not None:  # it may have met the maximum before the score
+        x = x.wider(do.unit * np.where(nothing, 0, np.abs(top) + 1))
     d = do.sub(x, Ball.exactly(np.where(nothing, 0, top)))
     # The maximum that is taken off may be a whole power of two above.
     p = do.exp(d.wider(2 * do.unit))

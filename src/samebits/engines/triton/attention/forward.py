@@ -88,35 +88,46 @@ def exponents(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr,
     PARTLY: tl.constexpr,
 ):  # fmt: skip
-    """Scores [M, STEP] as they are, or as exponents where they are capped or masked; which of them
-    are seen; and the largest exponent that each row [M] sees."""
+    """Scores [M, STEP] as they are, or, where they are capped, the exponents; what an additive mask
+    adds to scores; which of them are seen; and the largest exponent that each row [M] sees."""
     seen = position[:, None] >= 0
+    bias = 0.0
     if PARTLY:
         seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
-    if MASK != 0 or SOFTCAP:
-        s = s * a
-        if SOFTCAP:
-            s = capped(s, cap)
-        if MASK == 1:
-            allowed = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0)
-            seen = seen & (allowed != 0)
-        elif MASK == 2:
-            bias = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0.0)
-            bias = bias.to(tl.float32)
-            seen = seen & ~(bias <= masked_at)
+    if MASK == 1:
+        allowed = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0)
+        seen = seen & (allowed != 0)
+    elif MASK == 2:
+        bias = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0.0)
+        bias = bias.to(tl.float32)
+        seen = seen & ~(bias <= masked_at)
+    if SOFTCAP:
+        s = capped(s * a, cap)
+        if MASK == 2:
             s = with_bias(s, bias)
         top = row_maximum(tl.where(seen, s, float("-inf")))
+    elif MASK == 2:
+        top = row_maximum(tl.where(seen, with_bias(s * a, bias), float("-inf")))
+    elif MASK == 1:
+        top = row_maximum(tl.where(seen, s * a, float("-inf")))
     else:
         top = row_maximum(tl.where(seen, s, float("-inf")) if PARTLY else s) * a
-    return s, seen, top
+    return s, bias, seen, top
 
 
 @triton.jit
-def weights_of(s, seen, m, a, ROUNDED: tl.constexpr, PARTLY: tl.constexpr):
-    """2^(x - m) of scores (x = s * a), or of exponents (x = s) if ROUNDED; +0 if not seen."""
+def weights_of(
+    s, bias, seen, m, a, ROUNDED: tl.constexpr, BIASED: tl.constexpr, PARTLY: tl.constexpr
+):
+    """2^(x - m) of scores (x = s * a, and a bias if BIASED), or of exponents (x = s) if ROUNDED; +0
+    if not seen."""
     low = tl.broadcast_to(tl.where(m == float("-inf"), 0.0, m)[:, None], s.shape)
-    factor = tl.zeros(s.shape, tl.float32) + a
-    p = tl.exp2(s - low) if ROUNDED else tl.exp2(tl.fma(s, factor, -low))
+    if ROUNDED:
+        p = tl.exp2(s - low)
+    else:
+        # A bias of 0 leaves the bits of no mask: it joins the maximum, not the score.
+        added = with_bias(-low, bias) if BIASED else -low
+        p = tl.exp2(tl.fma(s, tl.zeros(s.shape, tl.float32) + a, added))
     if PARTLY:
         p = tl.where(seen, p, 0.0)
     return p
@@ -139,12 +150,13 @@ def _advance(
         scores = scores + (tl.dot(q, tl.trans(tiles[i][0]).to(q.dtype)),)  # noqa: RUF005
     for i in tl.static_range(SPAN):
         keys = start + i * STEP + tl.arange(0, STEP)
-        s, seen, top = exponents(
+        s, bias, seen, top = exponents(
             scores[i], mask_rows, keys, hi, window, position, sms, a, cap, masked_at, CAUSAL,
             WINDOW, MASK, SOFTCAP, PARTLY,
         )  # fmt: skip
         new_m = raised(m, top)
-        p = weights_of(s, seen, new_m, a, MASK != 0 or SOFTCAP, PARTLY or MASK != 0)
+        biased: tl.constexpr = MASK == 2 and not SOFTCAP
+        p = weights_of(s, bias, seen, new_m, a, SOFTCAP, biased, PARTLY or MASK != 0)
         weights = weights + ((p.to(q.dtype), seen, power(m - new_m)[:, None]),)  # noqa: RUF005
         m = new_m
     ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)

@@ -82,7 +82,7 @@ def scores_kernel(
     q_tile = tl.load(rows + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
     s = tl.dot(q_tile, tl.trans(keys).to(q_tile.dtype))
     at = start + tl.arange(0, STEP)
-    s, _, top = exponents(
+    s, _, _, top = exponents(
         s, None, at, hi, window, position, 0, a, cap, 0.0, CAUSAL, WINDOW, 0, SOFTCAP, True
     )
     row = flat * leaves * leaf_keys
@@ -144,7 +144,7 @@ def values_kernel(
         keys = leaf * LEAF + i * STEP + tl.arange(0, STEP)
         new_m = larger(m, tl.ceil(top))
         seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
-        p = weights_of(s, seen, new_m, a, SOFTCAP, True).to(kind)
+        p = weights_of(s, 0.0, seen, new_m, a, SOFTCAP, False, True).to(kind)
         factor = power(m - new_m)[:, None]
         l = tl.dot(p, ones, l * factor)  # noqa: E741
         acc = tl.dot(p, values[i].to(kind), acc * factor)

@@ -69,7 +69,7 @@ def capped(x, cap):
 
 @triton.jit
 def with_bias(x, bias):
-    """The exponents x with an additive mask."""
+    """x with an additive mask, which is to the base e."""
     return tl.fma(bias, tl.full(x.shape, _LOG2E, tl.float32), x)
 
 
