@@ -76,8 +76,8 @@ class AttentionContract(Contract):
       after each 64 positions of a leaf, NaN if one is NaN, and o and l are then multiplied by
       2^(m - m'). x = s * a is not rounded by itself: x - m is fma(s, a, -m), with an additive mask
       fma(s, a, fma(mask, fp32(log2 e), -m)), so that a mask of 0 changes nothing (with softcap x is
-      rounded, and again with a mask). The fold is o = fma(o, 2^(M - M'), o' * 2^(m' - M')), l alike;
-      a leaf whose maximum is -Inf is skipped, and a row whose maximum is -Inf gives +0.
+      rounded, and again with a mask). The fold is o = fma(o, 2^(M - M'), o' * 2^(m' - M')), l
+      alike; a leaf whose maximum is -Inf is skipped, and a row whose maximum is -Inf gives +0.
 
     Attributes:
         arithmetic: what a step of the chains does.
