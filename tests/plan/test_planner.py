@@ -78,12 +78,12 @@ def test_every_matrix_product_shares_the_schedules_of_linear() -> None:
 def test_unknown_shapes_get_the_default() -> None:
     row = row_for(KEY)
     assert row.schedules == tuple(default(row.key, b) for b in range(len(BUCKETS) + 1))
-    assert row.own == row.schedules
+    assert row.own == row.general == row.schedules
 
 
 @given(m=st.integers(1, 20000))
 def test_the_bucket_is_the_smallest_that_holds_m(m: int) -> None:
-    row = Row(schedule_key(KEY), tuple(Own(tile=i) for i in range(len(BUCKETS) + 1)), ())
+    row = Row(schedule_key(KEY), tuple(Own(tile=i) for i in range(len(BUCKETS) + 1)), (), ())
     tile = row.at(m).tile  # type: ignore[attr-defined]
     assert tile == len(BUCKETS) or m <= BUCKETS[tile]
     assert tile == 0 or m > BUCKETS[tile - 1]

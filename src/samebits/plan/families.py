@@ -10,9 +10,10 @@ from samebits.errors import ContractError
 
 #: family -> modules that define its schedules, imported when the family is first used. The first
 #: has ``default(key: ScheduleKey, bucket: int) -> Schedule``, pure: bucket indexes BUCKETS,
-#: len(BUCKETS) is the open end; and, if it is tuned, ``candidates(key, bucket)``.
+#: len(BUCKETS) is the open end; if it is tuned, ``candidates(key, bucket)``; and, if not every
+#: kernel takes all operands, ``general(key, bucket)``, of one that does.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "linear": ("samebits.engines.triton.linear.schedule", "samebits.engines.vendor.schedule"),
+    "linear": ("samebits.engines.products", "samebits.engines.vendor.schedule"),
     "grouped": ("samebits.engines.triton.grouped.schedule",),
     "attention": ("samebits.engines.triton.attention.schedule",),
     **dict.fromkeys(
@@ -31,6 +32,13 @@ def default_at(key: ScheduleKey, bucket: int) -> Schedule:
     if not has_schedules(key):
         raise ContractError(f"{key} has no schedules: {sorted(FAMILIES)} on a GPU have")
     schedule: Schedule = import_module(_modules(key.op)[0]).default(key, bucket)
+    return schedule
+
+
+def general_at(key: ScheduleKey, bucket: int) -> Schedule:
+    """The schedule of a kernel that takes all operands of the key. Errors as `default_at`."""
+    module = import_module(_modules(key.op)[0])
+    schedule: Schedule = getattr(module, "general", module.default)(key, bucket)
     return schedule
 
 

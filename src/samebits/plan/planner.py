@@ -19,7 +19,7 @@ from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.errors import PlanError
 from samebits.plan import tables
 from samebits.plan.document import Choice, Plan
-from samebits.plan.families import default_at
+from samebits.plan.families import default_at, general_at
 from samebits.plan.keys import schedule_key
 from samebits.plan.stack import this_device_class
 
@@ -35,11 +35,13 @@ class Row:
     Attributes:
         schedules: the fastest.
         own: the fastest of this project's kernels, for operands that a vendor's do not take.
+        general: kernels that take all operands.
     """
 
     key: ScheduleKey
     schedules: tuple[Schedule, ...]
     own: tuple[Schedule, ...]
+    general: tuple[Schedule, ...]
 
     def at(self, m: int) -> Schedule:
         """The schedule for m rows."""
@@ -48,6 +50,10 @@ class Row:
     def own_at(self, m: int) -> Schedule:
         """The schedule of this project's kernels for m rows."""
         return self.own[bisect_left(BUCKETS, m)]
+
+    def general_at(self, m: int) -> Schedule:
+        """The schedule of a kernel that takes all operands, for m rows."""
+        return self.general[bisect_left(BUCKETS, m)]
 
 
 #: Loaded by the user, by device class; elsewhere the committed tables hold.
@@ -77,19 +83,20 @@ def row_for(
 
 def _row(key: ScheduleKey) -> Row:
     tuned = _choices(key.device)
+    general = tuple(general_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
     if key in tuned:
         own = _own(key, tuned[key])
         vendors = any(choice.schedule.library for choice in tuned[key])
         if vendors and not _same_library(key.device):
-            return Row(key, own, own)
-        return Row(key, tuple(choice.schedule for choice in tuned[key]), own)
+            return Row(key, own, own, general)
+        return Row(key, tuple(choice.schedule for choice in tuned[key]), own, general)
     if key.dtype == key.out_dtype == "fp16":  # moves and multiplies as fast as bf16
         twin = msgspec.structs.replace(key, dtype="bf16", out_dtype="bf16")
         if twin in tuned:
             own = _own(key, tuned[twin])
-            return Row(key, own, own)
+            return Row(key, own, own, general)
     defaults = tuple(default_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
-    return Row(key, defaults, defaults)
+    return Row(key, defaults, defaults, general)
 
 
 def _own(key: ScheduleKey, choices: tuple[Choice, ...]) -> tuple[Schedule, ...]:

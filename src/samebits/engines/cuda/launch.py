@@ -20,6 +20,10 @@ class Boxes:
     The launcher knows a descriptor by its fields.
     """
 
+    shape: Sequence[int]
+    block_shape: Sequence[int]
+    strides: Sequence[int]
+
     def __init__(self, base: torch.Tensor, rows: int) -> None:
         self.base, self.shape, self.block_shape = base, base.shape, _box(rows)
         # The stride of an axis of one entry means nothing, but must be a valid one.
@@ -27,9 +31,18 @@ class Boxes:
         self.padding = "zero"
 
 
-def boxes_of(dtype: torch.dtype, rows: int) -> tuple[int, int, int, list[int]]:
+def matrix_boxes(base: torch.Tensor, rows: int, m: int, k: int, pitch: int) -> Boxes:
+    """A matrix [m, k], rows `pitch` elements apart, that the copy engine reads in boxes of `rows`
+    rows and 64 columns: whatever axes the tensor at its place has."""
+    made = object.__new__(Boxes)
+    made.base, made.shape, made.block_shape = base, (m, k), (rows, 64)
+    made.strides, made.padding = (pitch, 1), "zero"
+    return made
+
+
+def boxes_of(dtype: torch.dtype, rows: int, axes: int = 4) -> tuple[int, int, int, list[int]]:
     """The parameter that takes `Boxes` of 16-bit elements, with the tensor core's swizzle."""
-    return _SWIZZLE_128B, 2, _TYPES[dtype], list(_box(rows))
+    return _SWIZZLE_128B, 2, _TYPES[dtype], [*(1,) * (axes - 2), rows, 64]
 
 
 def _box(rows: int) -> tuple[int, int, int, int]:

@@ -24,20 +24,29 @@ _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
+#: Instructions of sm_90a; every source may include it.
+_COMMON = Path(__file__).with_name("hopper.cuh")
+
+
 def compile_source(
-    path: Path, architecture: str, constants: Mapping[str, int], headers: tuple[Path, ...] = ()
+    path: Path,
+    architecture: str,
+    constants: Mapping[str, int],
+    headers: tuple[Path, ...] = (),
+    generated: Mapping[str, str] | None = None,
 ) -> bytes:
     """The cubin of a source file.
 
     Args:
-        path: a .cu file; it may include the `headers` by their file names.
+        path: a .cu file; it may include hopper.cuh and the `headers` by their file names.
+        generated: texts of further headers by name.
         architecture: e.g. "sm_90a".
         constants: preprocessor constants.
 
     Raises:
         DeviceError: NVRTC is missing, or the source does not compile: the compiler's log is said.
     """
-    texts = {p.name: p.read_text() for p in (path, *headers)}
+    texts = {p.name: p.read_text() for p in (path, _COMMON, *headers)} | dict(generated or {})
     options = [
         f"--gpu-architecture={architecture}", *_OPTIONS,
         *(f"-D{name}={value}" for name, value in sorted(constants.items())),

@@ -26,7 +26,7 @@ TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}
 COMPUTE_32F, COMPUTE_32F_PEDANTIC = 68, 69
 #: Every address and every stride is a multiple of so many bytes, or the product is not taken.
 ALIGNMENT = 16
-#: `_Plan` by contract, schedule and operands; one takes some hundred bytes of host memory.
+#: `Prepared` by contract, schedule and operands; one takes some hundred bytes of host memory.
 _PLANS = _cuda.Memo(8192)
 
 _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -64,7 +64,7 @@ def run(
         c = None
     plan = _PLANS.get(contract, schedule, x, w, y, c)
     if plan is None:
-        plan = _Plan(contract, schedule, x, w, y, c)
+        plan = Prepared(contract, schedule, x, w, y, c)
         _PLANS.put(plan, contract, schedule, x, w, y, c)
     return plan.refusal is None and bool(plan.run(x, w, y, c, alpha, beta))
 
@@ -111,7 +111,7 @@ def refusal(
     return None
 
 
-class _Plan:
+class Prepared:
     """The library's descriptors for operands of given shapes and strides, one product a leaf.
 
     Attributes:
@@ -155,6 +155,22 @@ class _Plan:
             return
         self.scratch = max(product.workspace for product in self.products)
 
+    def __call__(
+        self,
+        m: int,
+        batch: int,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        *_: Any,
+    ) -> None:
+        """As `run`, where that is known to take the factors: alpha = beta = 1 always are."""
+        if not self.run(x, w, y, c, alpha, beta):
+            raise AssertionError("factors that round in another order")
+
     def run(
         self,
         x: torch.Tensor,
@@ -164,6 +180,10 @@ class _Plan:
         alpha: float,
         beta: float,
     ) -> bool:
+        """y = epilogue(x @ w.T) for operands like those; returns as `run` in this module.
+
+        x may have any leading axes over the same memory.
+        """
         a, b, d, e = w.data_ptr(), x.data_ptr(), y.data_ptr(), 0 if c is None else c.data_ptr()
         # With one leaf and no c there is one rounding, of alpha * acc; else keep to the contract's.
         single = len(self.products) == 1

@@ -14,6 +14,8 @@ import torch
 
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
+from samebits.engines.cuda.linear import product
+from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
 from samebits.engines.triton import device_class
@@ -78,15 +80,29 @@ class _Ready:
         self.shape, self.flat, self.device = (*x.shape[:-1], n), x.dim() == 2, x.get_device()
         self.m, self.n, self.k = math.prod(x.shape[:-1]), n, k
         self.known = _known("linear", x, n, k, self.dtype, tree)
-        self.plan: Plan | None = None
-        schedule = self.known.row.at(self.m)
+        self.plan: Plan | product.Product | cublaslt.Prepared | None = None
         # Rows that lie one after another are a matrix, whatever their axes.
-        matrix = x.dim() == 2 or x.is_contiguous()
-        if isinstance(schedule, GemmSchedule) and matrix and self.m * n > 0:
-            y = x.new_empty((self.m, n), dtype=self.dtype)
-            self.plan = plan_for(
-                self.known.contract, schedule, x.reshape(self.m, k), weight, y, bias
-            )
+        if (x.dim() == 2 or x.is_contiguous()) and self.m * n > 0:
+            self.plan = self._plan(x.reshape(self.m, k), weight, bias)
+
+    def _plan(
+        self, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None
+    ) -> Plan | product.Product | cublaslt.Prepared:
+        """The launch of these operands."""
+        contract, row = self.known.contract, self.known.row
+        schedule = row.at(self.m)
+        y = x.new_empty((self.m, self.n), dtype=self.dtype)
+        if isinstance(schedule, CublasLt):
+            vendor = cublaslt.Prepared(contract, schedule, x, w, y, c)
+            if vendor.refusal is None:
+                return vendor
+            schedule = row.own_at(self.m)
+        if isinstance(schedule, ProductSchedule):
+            if product.refusal(contract, schedule, x, w, y, c) is None:
+                return product.Product(contract, schedule, x, w, y, c)
+            schedule = row.general_at(self.m)
+        assert isinstance(schedule, GemmSchedule)
+        return plan_for(contract, schedule, x, w, y, c)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -139,7 +155,7 @@ def scaled(
     if y.numel() == 0:
         return y
     c = None if bias is None else bias.expand(y.shape)
-    schedule = known.row.own_at(y.shape[0])
+    schedule = known.row.general_at(y.shape[0])
     assert isinstance(schedule, GemmSchedule)
     run(known.contract, schedule, x, weight, y, c, 1.0, 1.0, x_scale, w_scale)
     return y
@@ -162,6 +178,10 @@ def _run(
         if cublaslt.run(known.contract, schedule, x, w, y, c, alpha, beta):
             return
         schedule = known.row.own_at(m)
+    if isinstance(schedule, ProductSchedule):
+        if product.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
+            return
+        schedule = known.row.general_at(m)
     assert isinstance(schedule, GemmSchedule)
     run(known.contract, schedule, x, w, y, c, alpha, beta)
 

@@ -8,6 +8,8 @@ import torch
 
 from samebits.contract import Balanced, Chain, LinearContract, Segment, Split
 from samebits.contract.tree import cut
+from samebits.engines.cuda.linear import product
+from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.engines.triton.linear import run as own
@@ -137,11 +139,15 @@ def run_linear(
     """y = x @ w.T by a schedule of any family that computes products.
 
     Raises:
-        Unsuitable: a vendor's algorithm does not take the operands.
+        Unsuitable: it does not take the operands.
     """
     if isinstance(schedule, CublasLt):
         if not cublaslt.run(contract, schedule, x, w, y):
             raise Unsuitable("the library does not take these operands")
+    elif isinstance(schedule, ProductSchedule):
+        why = product.run(contract, schedule, x, w, y)
+        if why is not None:
+            raise Unsuitable(why)
     else:
         assert isinstance(schedule, GemmSchedule)
         own.run(contract, schedule, x, w, y)

@@ -6,7 +6,6 @@ caller has checked their shapes, dtypes and devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +13,9 @@ import torch
 
 from samebits.contract import CUDA_FMA, LinearContract
 from samebits.contract.linear import SCALE_BLOCK
-from samebits.contract.tree import Chain, Lanes, cut
 from samebits.engines.driver import _cuda
+from samebits.engines.driver.memory import empty
+from samebits.engines.leaves import Leaves, leaves_of
 from samebits.engines.triton.launch import descriptor, prepare
 from samebits.engines.triton.linear.kernel import gemm_kernel
 from samebits.engines.triton.linear.persistent import persistent_kernel
@@ -35,35 +35,19 @@ _PLANS = _cuda.Memo(8192)
 WIDE_FROM = 1 << 21
 
 
-@dataclass(frozen=True)
-class Leaves:
-    """A tree over k as the kernels see it."""
-
-    count: int
-    length: int
-    pairwise: bool
-
-
-@lru_cache(maxsize=4096)
-def leaves_of(contract: LinearContract, k: int) -> Leaves:
-    """How `contract.tree` cuts k.
+def _leaves(contract: LinearContract, k: int) -> Leaves:
+    """How the contract's tree cuts k.
 
     Raises:
         ContractError: the kernels have no such tree.
     """
-    tree = contract.tree
-    if isinstance(tree, Chain):
-        return Leaves(1, k, False)
-    if isinstance(tree, Lanes) or not isinstance(tree.leaf, Chain):
-        raise ContractError(f"matrix products on a GPU have no tree {tree}: use leaves of chains")
-    edges = cut(tree, 0, k)
-    pairwise = tree.fold == "pairwise"
-    if pairwise and len(edges) > LONGEST_PAIRWISE:
+    leaves = leaves_of(contract.tree, k)
+    if leaves.pairwise and leaves.count > LONGEST_PAIRWISE:
         raise ContractError(
-            f"{tree} cuts k = {k} into {len(edges)} leaves, and a pairwise fold takes at most "
-            f"{LONGEST_PAIRWISE}: use longer leaves or an ascending fold"
+            f"{contract.tree} cuts k = {k} into {leaves.count} leaves, and a pairwise fold takes "
+            f"at most {LONGEST_PAIRWISE}: use longer leaves or an ascending fold"
         )
-    return Leaves(len(edges), edges[0][1] if k else 0, pairwise)
+    return leaves
 
 
 def run(
@@ -123,7 +107,7 @@ def plan_for(
     called as ``plan(m, batch, x, w, y, c, alpha, beta, x_scale, w_scale)``, where x and y may have
     any leading axes over the same memory, and alpha or beta is 1 if it was.
     """
-    leaves = leaves_of(contract, x.shape[-1])
+    leaves = _leaves(contract, x.shape[-1])
     shape = leaves.length, leaves.count, y.element_size()
     fit = fitting(schedule, contract, *shape)
     c_row, c_col, _ = _strides(c)
@@ -230,9 +214,8 @@ class _Plain:
         programs = slots
         if self.split:
             programs *= self.leaves
-            partials = torch.empty(
-                programs * self.block_r * self.block_c, dtype=torch.float32, device=y.device
-            )
+            area = self.block_r * self.block_c
+            partials = empty(programs, area, torch.float32, y.get_device())
             counters = arrivals(y.device, slots)
         self.launch(
             (programs,), a, b, c, y, x_scale, w_scale, partials, counters, rows, cols,

@@ -17,6 +17,11 @@ struct alignas(64) TensorMap { u64 opaque[16]; };  // CUtensorMap
   const __grid_constant__ TensorMap x, int x##_b, int x##_h, int x##_t, int x##_d,       \
       long long x##_stride_b, long long x##_stride_h, long long x##_stride_t, long long x##_stride_d
 
+// A matrix [rows, k], likewise.
+#define MATRIX(x)                                                                  \
+  const __grid_constant__ TensorMap x, int x##_rows, int x##_k, long long x##_stride_row, \
+      long long x##_stride_k
+
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // ---- mbarriers: phases are awaited by parity --------------------------------------------------
@@ -74,6 +79,18 @@ DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Where `at` of this block's shared memory lies in block `rank` of the cluster.
+DEVICE u32 shared_of(u32 at, u32 rank) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  return there;
+}
+
+// ---- dependent launch: the kernel before may still run until `await_predecessor` ----------------
+
+DEVICE void await_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void admit_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Orders this thread's ordinary shared-memory accesses before those of copy engine and tensor core.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -106,7 +123,24 @@ DEVICE void tensor_copy(u32 to, const TensorMap* map, u32 bar, int d, int t, int
       : "memory");
 }
 
+// The same of a matrix.
+DEVICE void matrix_copy(u32 to, const TensorMap* map, u32 bar, int k, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(bar), "r"(k), "r"(row)
+      : "memory");
+}
+
 // The same, to the same place of all blocks of the cluster that `blocks` has a bit for.
+DEVICE void matrix_multicast(u32 to, const TensorMap* map, u32 bar, int k, int row, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(bar), "r"(k),
+      "r"(row), "h"(blocks)
+      : "memory");
+}
+
+// As `tensor_copy`, to the same place of all blocks of the cluster that `blocks` has a bit for.
 DEVICE void tensor_multicast(u32 to, const TensorMap* map, u32 bar, int d, int t, int h, int b,
                              u16 blocks) {
   asm volatile(

@@ -1,0 +1,179 @@
+"""Launches the products of product.cu by a contract and a schedule.
+
+Their bits are those of every other schedule of the contract. What they take is narrower (see
+`refusal`); the rest is the Triton kernels'.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.contract import LinearContract
+from samebits.engines.cuda import nvrtc
+from samebits.engines.cuda.launch import REAL, WORD, boxes_of, launcher, matrix_boxes
+from samebits.engines.cuda.linear import wgmma
+from samebits.engines.cuda.linear.schedule import ProductSchedule
+from samebits.engines.driver import _cuda
+from samebits.engines.leaves import leaves_of
+
+_SOURCE = Path(__file__).with_name("product.cu")
+#: `Product`, or why there is none, by contract, schedule and operands.
+_PLANS = _cuda.Memo(8192)
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def refusal(
+    contract: LinearContract,
+    schedule: ProductSchedule,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    c: torch.Tensor | None = None,
+) -> str | None:
+    """Why `product` does not take these operands of this contract; None if it does."""
+    if contract.input not in _TYPES or contract.scaling != "none":
+        return f"the contract multiplies {contract.input} with scaling {contract.scaling}"
+    if not {"alpha", "bias"} >= set(contract.epilogue):
+        return f"the epilogue is {contract.epilogue}"
+    if x.dim() != 2 or w.dim() != 2:
+        return "the product is batched"
+    if min(*y.shape, x.shape[1]) < 1:
+        return "an operand is empty"
+    if not schedule.takes(leaves_of(contract.tree, x.shape[1])):
+        return f"{schedule} does not fold the leaves of {contract.tree} over {x.shape[1]}"
+    for name, t in (("x", x), ("w", w), ("y", y)):
+        if t.stride(1) != 1 or t.stride(0) * t.element_size() % 16 or t.data_ptr() % 16:
+            return f"rows of {name} are not aligned: strides {t.stride()} at {t.data_ptr():#x}"
+    if w.shape[0] % 8:
+        return f"{w.shape[0]} columns are no multiple of 8"
+    if c is not None and not (
+        c.dtype is x.dtype and c.stride(-1) == 1 and not any(c.stride()[:-1])
+    ):
+        return "c is no row of x's dtype for all rows"
+    return None
+
+
+def run(
+    contract: LinearContract,
+    schedule: ProductSchedule,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    c: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> str | None:
+    """y = epilogue(x @ w.T) with the bits of `contract`, if the kernel takes the operands.
+
+    Returns:
+        None; or why it does not take them, and nothing has been computed: take another schedule of
+        the contract then.
+    """
+    if beta == 0:
+        c = None
+    known = _PLANS.get(contract, schedule, x, w, y, c)
+    if known is None:
+        known = refusal(contract, schedule, x, w, y, c)
+        known = known or Product(contract, schedule, x, w, y, c)
+        _PLANS.put(known, contract, schedule, x, w, y, c)
+    if isinstance(known, str):
+        return known
+    known(y.shape[0], 1, x, w, y, c, float(alpha), float(beta))
+    return None
+
+
+class Product:
+    """A launch made ready for operands of these strides, alignments and dtypes; M is free.
+
+    The operands are such that there is no `refusal`.
+    """
+
+    def __init__(
+        self,
+        contract: LinearContract,
+        schedule: ProductSchedule,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+    ) -> None:
+        self.n, self.k = w.shape
+        leaves = leaves_of(contract.tree, self.k)
+        self.leaf, self.boxes = leaves.length, schedule.boxes
+        self.height, self.width = schedule.height, schedule.width
+        self.blocks = leaves.count if schedule.split else 2 if schedule.share else 1
+        self.split = schedule.split
+        self.processors = _processors(y.get_device())
+        self.pitches = x.stride(0), w.stride(0), y.stride(0)
+        self.launch = _launcher(
+            schedule, x.dtype, leaves.count if self.split else 1,
+            leaves.count > 1 and not self.split, leaves.pairwise, y.dtype is torch.float32,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        m: int,
+        batch: int,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        c: torch.Tensor | None,
+        alpha: float,
+        beta: float,
+        *_: Any,
+    ) -> None:
+        blocks = -(-m // self.height) * -(-self.n // self.width) * self.blocks
+        if not self.split:
+            blocks = min(blocks, self.processors)
+        (box_x, box_w), (pitch_x, pitch_w, pitch_y) = self.boxes, self.pitches
+        self.launch(
+            (blocks,), matrix_boxes(x, box_x, m, self.k, pitch_x),
+            matrix_boxes(w, box_w, self.n, self.k, pitch_w), y, pitch_y, c, self.leaf, alpha, beta,
+        )  # fmt: skip
+
+
+@functools.cache
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def constants(
+    schedule: ProductSchedule, bf16: bool, parts: int, fold: bool, pairwise: bool, wide: bool
+) -> dict[str, int]:
+    """The kernel's compile-time parameters."""
+    return {
+        "GROUPS": schedule.groups, "COLS": schedule.columns, "CHUNKS": schedule.chunks,
+        "STAGES": schedule.stages, "BAND": schedule.band, "BF16": int(bf16),
+        "SPLIT": parts if parts > 1 else 0, "FOLD": int(fold), "PAIRWISE": int(pairwise),
+        "SHARE": schedule.share, "WIDE": int(wide),
+    }  # fmt: skip
+
+
+def cubin(values: dict[str, int]) -> bytes:
+    """The compiled kernel."""
+    header = wgmma.header(values["COLS"], "bf16" if values["BF16"] else "f16")
+    return nvrtc.compile_source(_SOURCE, "sm_90a", values, generated={"wgmma.cuh": header})
+
+
+@functools.cache
+def _launcher(
+    schedule: ProductSchedule,
+    dtype: torch.dtype,
+    parts: int,
+    fold: bool,
+    pairwise: bool,
+    wide: bool,
+) -> Any:
+    values = constants(schedule, dtype is torch.bfloat16, parts, fold, pairwise, wide)
+    slots = (
+        *(boxes_of(dtype, rows, 2) for rows in schedule.boxes), *(WORD,) * 4,
+        REAL, REAL,
+    )  # fmt: skip
+    return launcher(
+        "linear_product", lambda: cubin(values), slots, threads=128 * (schedule.groups + 1),
+        shared=schedule.shared(parts), pdl=True,
+    )  # fmt: skip
