@@ -119,8 +119,8 @@ def exponents(
 def weights_of(
     s, bias, seen, m, a, ROUNDED: tl.constexpr, BIASED: tl.constexpr, PARTLY: tl.constexpr
 ):
-    """2^(x - m) of scores (x = s * a, and a bias if BIASED), or of exponents (x = s) if ROUNDED; +0
-    if not seen."""
+    """2^(x - m) of exponents (x = s) if ROUNDED, else of scores (x = s * a, with a bias if BIASED);
+    +0 if not seen."""
     low = tl.broadcast_to(tl.where(m == float("-inf"), 0.0, m)[:, None], s.shape)
     if ROUNDED:
         p = tl.exp2(s - low)
@@ -155,8 +155,7 @@ def _advance(
             WINDOW, MASK, SOFTCAP, PARTLY,
         )  # fmt: skip
         new_m = raised(m, top)
-        biased: tl.constexpr = MASK == 2 and not SOFTCAP
-        p = weights_of(s, bias, seen, new_m, a, SOFTCAP, biased, PARTLY or MASK != 0)
+        p = weights_of(s, bias, seen, new_m, a, SOFTCAP, MASK == 2, PARTLY or MASK != 0)
         weights = weights + ((p.to(q.dtype), seen, power(m - new_m)[:, None]),)  # noqa: RUF005
         m = new_m
     ones = tl.full((STEP, 16), 1.0, tl.float32).to(q.dtype)
