@@ -1,7 +1,10 @@
-"""Turns the switch on behind the first import of torch. Put on PYTHONPATH by ``samebits run``."""
+"""Turns the switch on behind the first import of torch, and gives transformers our attention behind
+the first import of its models and its server. Put on PYTHONPATH by ``samebits run``.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -14,11 +17,19 @@ from types import ModuleType
 _HERE = str(Path(__file__).parent)
 
 
-class _Enabling(importlib.abc.Loader):
-    """Loads torch as its own loader does, then imports samebits, which reads SAMEBITS=1."""
+#: Behind the import of the first, the second is imported. samebits itself reads SAMEBITS=1.
+_BEHIND = {
+    "torch": "samebits",
+    "transformers.modeling_utils": "samebits.integrations.transformers.everywhere",
+    "transformers.cli.serving.utils": "samebits.integrations.transformers.server",
+}
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
+
+class _Enabling(importlib.abc.Loader):
+    """Loads a module as its own loader does, then imports what belongs behind it."""
+
+    def __init__(self, loader: importlib.abc.Loader, behind: str) -> None:
+        self._loader, self._behind = loader, behind
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -27,21 +38,24 @@ class _Enabling(importlib.abc.Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        import samebits  # noqa: F401
+        importlib.import_module(self._behind)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Sees the first import of torch, and steps aside."""
+    """Sees the first import of each, and steps aside."""
+
+    def __init__(self) -> None:
+        self._waiting = dict(_BEHIND)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        behind = self._waiting.pop(name, None)
+        if behind is None:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Enabling(spec.loader)
+            spec.loader = _Enabling(spec.loader, behind)
         return spec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -16,21 +17,23 @@ LENGTHS = (5, 23, 14, 1, 40)
 NEW = 10
 
 
-def serve(
-    model: Any, rows: list[list[int]], *, sample: bool = False, tokens: int = 64, top_k: int = 20
-) -> dict[tuple[int, ...], Any]:
-    """The outputs of ``generate_batch``, by prompt."""
-    import inspect
-
-    from transformers import GenerationConfig
+def configuration(tokens: int) -> Any:
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     names = inspect.signature(ContinuousBatchingConfig).parameters
     page = {"block_size" if "block_size" in names else "page_size": 8}
-    how = ContinuousBatchingConfig(
+    return ContinuousBatchingConfig(
         num_blocks=64, max_batch_tokens=tokens, return_logprobs=True, seed=11,
         max_memory_percent=0.1, **page,
     )  # fmt: skip
+
+
+def serve(
+    model: Any, rows: list[list[int]], *, sample: bool = False, tokens: int = 64, top_k: int = 20
+) -> dict[tuple[int, ...], Any]:
+    """The outputs of ``generate_batch``, by prompt."""
+    from transformers import GenerationConfig
+
     wanted = GenerationConfig(
         max_new_tokens=NEW, do_sample=sample, eos_token_id=-1, pad_token_id=models.PAD, top_k=top_k,
         temperature=0.7,
@@ -38,7 +41,10 @@ def serve(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         found = model.generate_batch(
-            rows, generation_config=wanted, continuous_batching_config=how, progress_bar=False
+            rows,
+            generation_config=wanted,
+            continuous_batching_config=configuration(tokens),
+            progress_bar=False,
         )
     return {tuple(output.prompt_ids): output for output in found.values()}
 
@@ -89,3 +95,27 @@ def test_sampled_tokens_follow_the_seed_alone(switch: None) -> None:
     for i, row in enumerate(rows):
         drawn = found[i, batch["input_ids"].shape[1] :].tolist()
         assert drawn == together[tuple(row)].generated_tokens
+
+
+def test_requests_can_have_seeds_of_their_own(switch: None) -> None:
+    model, rows = sbt.enable(models.decoder("llama", torch.float32)), models.prompts(LENGTHS)
+    how = {"max_new_tokens": NEW, "do_sample": True, "eos_token_id": -1, "top_k": 0}
+    expected = [
+        model.generate(torch.tensor([row]), seeds=[seed], **how)[0, len(row) :].tolist()
+        for seed, row in enumerate(rows)
+    ]
+    from transformers import GenerationConfig
+
+    wanted = GenerationConfig(pad_token_id=models.PAD, **how)
+    with model.continuous_batching_context_manager(
+        generation_config=wanted, continuous_batching_config=configuration(tokens=64)
+    ) as manager:
+        for seed, row in enumerate(rows):
+            manager.add_request(row, request_id=f"own {seed}", seed=seed)
+        found = {}
+        while len(found) < len(rows):
+            output = manager.get_result(timeout=60)
+            assert output is not None and output.error is None
+            if output.is_finished():
+                found[output.request_id] = output.generated_tokens
+    assert [found[f"own {seed}"] for seed in range(len(rows))] == expected

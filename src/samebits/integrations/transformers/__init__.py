@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import transformers.modeling_utils  # noqa: F401  (first: `samebits run` has a hook behind it)
+
 from samebits import mode
 from samebits.errors import UncoveredError, UncoveredWarning
 from samebits.integrations.transformers import hooks

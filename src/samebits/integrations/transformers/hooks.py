@@ -15,18 +15,20 @@ from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.integrations.moe import ExpertsInterface
 
+from samebits import mode
 from samebits.errors import SamebitsError, UncoveredError
+from samebits.integrations.transformers import batching
 from samebits.integrations.transformers.attention import attention_forward
 from samebits.integrations.transformers.experts import experts_forward
 from samebits.integrations.transformers.masks import mask
-from samebits.integrations.transformers.sampling import SeededSampling, draw
-from samebits.ops import token_logprob
+from samebits.integrations.transformers.sampling import SeededSampling
 
 NAME = "samebits"
 #: The same attention while continuous batching runs: it needs no mask.
 PAGED = f"{NAME}_paged"
 #: Implementations that stand in for ours when every model is to use it.
 _REPLACED = ("sdpa", "paged|sdpa")
+_REPLACED_EXPERTS = ("grouped_mm", "batched_mm")
 _REFUSED = (
     "eager", "paged|eager", "flex_attention", "flash_attention_2", "flash_attention_3",
     "flash_attention_4", "paged|flash_attention_2", "paged|flash_attention_3",
@@ -46,7 +48,9 @@ def install() -> None:
     _put(AttentionMaskInterface, NAME, mask, _undo)
     _put(ExpertsInterface, NAME, experts_forward, _undo)
     _wrap(continuous_api.ContinuousBatchingManager, "switch_to_cb_friendly_attn", _keep_attention)
-    _wrap(ModelRunner, "_forward_process_and_sample", _remember_positions)
+    _wrap(continuous_api.ContinuousBatchingManager, "add_request", batching.add_request)
+    _wrap(ModelRunner, "compute_batch", _seeds_first)
+    _wrap(ModelRunner, "_forward_process_and_sample", _positions_first)
     _wrap(ModelRunner, "_sample", _sample)
     _wrap(GenerationMixin, "_valid_auto_compile_criteria", _no_compilation)
     _wrap(GenerationMixin, "_prepare_generation_config", _seeded_config)
@@ -55,18 +59,30 @@ def install() -> None:
 
 def install_for_all() -> None:
     """Puts our functions in the place of "sdpa" and of the experts' defaults, and refuses the other
-    implementations, for every model of this process. Idempotent.
+    implementations, for every model of this process and while the switch is on. Idempotent.
     """
     install()
     if _undo_all:
         return
-    for name in _REPLACED:
-        _put(AttentionInterface, name, attention_forward, _undo_all)
-    _put(AttentionMaskInterface, "sdpa", mask, _undo_all)
-    for name in _REFUSED:
-        _put(AttentionInterface, name, functools.partial(_refuse, name), _undo_all)
-    for name in ("grouped_mm", "batched_mm"):
-        _put(ExpertsInterface, name, experts_forward, _undo_all)
+    _wrap(AttentionInterface, "get_interface", _our_attention, _undo_all)
+    _wrap(ExpertsInterface, "get_interface", _our_experts, _undo_all)
+    stock = AttentionMaskInterface._global_mapping["sdpa"]
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (mask if mode.is_on() else stock)(*args, **kwargs)
+
+    _put(AttentionMaskInterface, "sdpa", either, _undo_all)
+
+
+def install_server() -> None:
+    """Gives the requests of ``transformers serve`` seeds of their own. Idempotent."""
+    from transformers.cli.serving import utils as server
+
+    if hasattr(server.BaseHandler._build_generation_config, "__wrapped__"):
+        return
+    _wrap(server.BaseHandler, "_build_generation_config", batching.server_config, _undo_all)
+    _wrap(server.CBGenerateManager, "generate_streaming", batching.server_stream, _undo_all)
+    _wrap(server.CBGenerateManager, "generate_non_streaming", batching.server_answer, _undo_all)
 
 
 def remove(for_all_only: bool = False) -> None:
@@ -79,7 +95,22 @@ def remove(for_all_only: bool = False) -> None:
 def ours(model: Any) -> bool:
     """Whether a model's attention is ours."""
     name = model.config.get_text_config()._attn_implementation
-    return name in (NAME, PAGED) or (bool(_undo_all) and name in _REPLACED)
+    return name in (NAME, PAGED) or (bool(_undo_all) and mode.is_on() and name in _REPLACED)
+
+
+def _our_attention(original: Any, interface: Any, name: str, *rest: Any, **kwargs: Any) -> Any:
+    """What a layer calls: ours, while the switch is on."""
+    if mode.is_on() and name in _REPLACED:
+        return attention_forward
+    if mode.is_on() and name in _REFUSED:
+        return functools.partial(_refuse, name)
+    return original(interface, name, *rest, **kwargs)
+
+
+def _our_experts(original: Any, interface: Any, name: str, *rest: Any, **kwargs: Any) -> Any:
+    if mode.is_on() and name in _REPLACED_EXPERTS:
+        return experts_forward
+    return original(interface, name, *rest, **kwargs)
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> Any:
@@ -96,7 +127,9 @@ def _put(interface: Any, name: str, function: Any, log: list[Callable[[], Any]])
     log.append(lambda: table.pop(name) if before is None else table.__setitem__(name, before))
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def _wrap(
+    owner: Any, name: str, around: Callable[..., Any], log: list[Callable[[], Any]] = _undo
+) -> None:
     """Puts `around(original, self, ...)` in the place of a method."""
     original = getattr(owner, name, None)
     if original is None:
@@ -110,7 +143,7 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         return around(original, self, *args, **kwargs)
 
     setattr(owner, name, method)
-    _undo.append(lambda: setattr(owner, name, original))
+    log.append(lambda: setattr(owner, name, original))
 
 
 def _keep_attention(original: Any, manager: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -120,6 +153,7 @@ def _keep_attention(original: Any, manager: Any, model: Any, *args: Any, **kwarg
     if not ours(model):
         original(manager, model, *args, **kwargs)
     elif model.config._attn_implementation != PAGED:
+        model._samebits_seed = torch.initial_seed()  # the manager is about to draw another
         manager._original_attn_impl = model.config._attn_implementation
         model.set_attn_implementation(PAGED)
 
@@ -133,13 +167,15 @@ def _seeded_config(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """``generate(do_sample=True, seeds=[...])``; without seeds, that of ``torch.manual_seed``."""
     seeds = kwargs.pop("seeds", None) if ours(model) else None
     config, rest = original(model, *args, **kwargs)
-    if ours(model) and config.do_sample:
+    if ours(model) and config.do_sample and config.cache_implementation != "paged":
         if (config.num_beams or 1) > 1:
             raise UncoveredError(
                 "generate", "beam search with sampling draws for all beams at once",
                 remedy="Use num_beams=1, or do_sample=False.",
             )  # fmt: skip
-        config._samebits_seeds = torch.initial_seed() if seeds is None else seeds
+        if seeds is None:
+            seeds = getattr(config, batching.REQUEST_SEED, torch.initial_seed())
+        config._samebits_seeds = seeds
         config.do_sample = False
     return config, rest
 
@@ -157,20 +193,19 @@ def _seeded_processors(
         generation_config.do_sample = False
     seen = (kwargs.get("model_kwargs") or {}).get("attention_mask")
     padding = None if seen is None or seen.dim() != 2 else (seen == 0).sum(1)
-    processors.append(SeededSampling(_signed(seeds), padding))
+    processors.append(SeededSampling(seeds, padding))
     return processors
 
 
-def _signed(seeds: Any) -> Any:
-    """Seeds of 64 bits as int64."""
-    if isinstance(seeds, int):
-        return (seeds + 2**63) % 2**64 - 2**63
-    return [_signed(int(seed)) for seed in seeds]
+def _seeds_first(original: Any, runner: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    """One step of continuous batching; its seeds are placed before anything is captured."""
+    if ours(model) and runner.do_sample:
+        seed = runner.cb_config.seed
+        batching.place_seeds(runner, model.device, model._samebits_seed if seed is None else seed)
+    original(runner, model, *args, **kwargs)
 
 
-def _remember_positions(
-    original: Any, runner: Any, model: Any, batch_data: Any, *args: Any
-) -> None:
+def _positions_first(original: Any, runner: Any, model: Any, batch_data: Any, *args: Any) -> None:
     """Positions of the tokens about to be drawn, for `_sample`."""
     at = None
     if ours(model):
@@ -180,18 +215,7 @@ def _remember_positions(
 
 
 def _sample(original: Any, runner: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-    """Continuous batching's sampling: seeded, and with logarithms that a trainer can recompute."""
-    positions = runner._samebits_positions
-    if positions is None:
+    if runner._samebits_positions is None:
         original(runner, scores, output_ids)
-        return
-    rows = scores[0]
-    if runner.do_sample:
-        tokens = draw(rows, _signed(torch.initial_seed()), positions)
     else:
-        tokens = rows.argmax(-1)
-    count = tokens.shape[0]
-    output_ids[0, :count].copy_(tokens)
-    if runner.return_logprobs:
-        logprobs = token_logprob(rows, tokens, dtype=torch.float32)
-        output_ids[1, :count].copy_(logprobs.view(torch.int32))
+        batching.sample_rows(runner, scores, output_ids)

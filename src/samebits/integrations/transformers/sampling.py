@@ -22,6 +22,11 @@ def draw(scores: torch.Tensor, seeds: int | torch.Tensor, positions: torch.Tenso
     return sample(scores.float(), seeds=seeds, positions=positions).tokens
 
 
+def signed(seed: int) -> int:
+    """A seed of up to 64 bits, as int64."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 class SeededSampling(LogitsProcessor):  # type: ignore[misc]
     """Draws a token for each row and leaves only that one, for ``argmax`` to find.
 
@@ -36,9 +41,11 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows, column = input_ids.shape
         if isinstance(self.seeds, int):
-            seeds: int | torch.Tensor = self.seeds
+            seeds: int | torch.Tensor = signed(self.seeds)
         elif len(self.seeds) == rows:
-            seeds = torch.tensor(self.seeds, dtype=torch.int64, device=scores.device)
+            seeds = torch.tensor(
+                [signed(seed) for seed in self.seeds], dtype=torch.int64, device=scores.device
+            )
         else:
             raise ShapeError(f"generate: {len(self.seeds)} seeds for {rows} sequences")
         positions = torch.full((rows,), column, dtype=torch.int64, device=scores.device)
