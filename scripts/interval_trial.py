@@ -29,7 +29,7 @@ KINDS = ("normal", "positive", "wide", "cancelling")
 #: (arithmetic's input, tree, its K, other trees of the same arithmetic)
 CASES = [
     ("bf16", "chain", 512, ("split(4)", "balanced(8)")),
-    ("bf16", "split(4)", 2048, ("chain", "segment(384)")),
+    ("bf16", "split(4)", 2048, ("chain", "segment(320)")),
     ("fp16", "chain", 512, ("split(2)", "segment(128)")),
     ("tf32", "chain", 256, ("split(2)", "segment(128)")),
     ("e4m3", "segment(128)", 512, ("chain", "split(2)")),

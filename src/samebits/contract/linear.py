@@ -148,7 +148,7 @@ class LinearContract(Contract):
         Args:
             x, weight, bias, out_dtype, alpha, beta, x_scale, w_scale: as in `evaluate`.
             order: which orders of summation may have been used. "contract": this contract's.
-                "split": every split of k into contiguous chains with edges on multiples of 128,
+                "split": every split of k into contiguous chains with edges on multiples of 64,
                 folded so that neighbours meet. "any": every order at all, with this arithmetic.
             replay: with "contract": evaluate the contract, so that its own result is known and
                 only the exact one is enclosed. False bounds both from the operands, cheaply.

@@ -131,7 +131,7 @@ def test_the_last_rounding() -> None:
     x, w = data(1024, m=40, n=40)
     every = BF16.interval(x, w, out_dtype="bf16", order="any")
     split = CHAIN.interval(x, w, out_dtype="bf16", order="split")
-    for tree in (Chain(), Split(2), Split(8), Segment(128)):
+    for tree in (Chain(), Split(2), Split(8), Segment(192), Segment(320)):
         y = nx.round_to(dot(x, w, tree, BF16.arithmetic), "bf16")
         assert every.contains(y).all() and split.contains(y).all()
         assert (y[split.settled] == split.first[split.settled]).all()
