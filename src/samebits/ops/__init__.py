@@ -27,6 +27,7 @@ from samebits.ops.order import (
     sort,
     topk,
 )
+from samebits.ops.parallel import row_parallel_linear
 from samebits.ops.pointwise import (
     acos,
     acosh,
@@ -165,6 +166,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "router_topk",
+    "row_parallel_linear",
     "rsqrt",
     "sample",
     "scaled_linear",

@@ -1,0 +1,139 @@
+"""What the plugin sets in a configuration, and the reasons for which it refuses one.
+
+Everything is read from attributes of a ``VllmConfig``, so that the rules can be read, and tested,
+without vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+#: Tensor-parallel sizes that share one tree: the leaves of `balanced(8)` go to ranks evenly.
+TP_SIZES = (1, 2, 4, 8)
+#: Cache types of vLLM, by what the attention contract takes; fp8 only with scales that are given.
+CACHE_TYPES = ("auto", "bfloat16", "float16", "float32")
+FP8_CACHE_TYPES = ("fp8", "fp8_e4m3")
+
+
+def prepare(config: Any) -> None:
+    """Sets what the promise needs, before vLLM fills in its defaults.
+
+    - Attention is ours (on a CPU vLLM ignores the choice, and its own backend is replaced).
+    - Without a word of the user's, no torch.compile: the fused loops of Inductor have other
+      roundings than the operations, and ours are fused already; decoding is captured in full CUDA
+      graphs. Where the user asks for vLLM's compilation, its pieces run operation by operation.
+    - Cascade attention, custom all-reduce: off, they follow the batch.
+    - Speculative decoding: no asynchronous scheduling, so that a draw's position is known.
+    """
+    from vllm.config.compilation import CompilationMode, CUDAGraphMode
+
+    compilation = config.compilation_config
+    if compilation.mode is None:
+        compilation.mode = CompilationMode.NONE
+        if compilation.cudagraph_mode is None:
+            compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    elif compilation.mode and not compilation.backend:
+        compilation.backend = "eager"
+    config.model_config.disable_cascade_attn = True
+    config.parallel_config.disable_custom_all_reduce = True
+    if config.speculative_config is not None:
+        config.scheduler_config.async_scheduling = False
+    if _on_gpu():
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        if config.attention_config.backend is None:
+            config.attention_config.backend = AttentionBackendEnum.CUSTOM
+    from samebits.integrations.vllm import workers
+
+    workers.offer_attention()
+
+
+def _on_gpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+def reasons(config: Any, gpu: bool | None = None) -> list[str]:
+    """Why this configuration cannot be promised anything; empty if it can.
+
+    Args:
+        config: a finished ``VllmConfig``.
+        gpu: whether it is for a GPU; None: ask vLLM's platform.
+    """
+    gpu = _on_gpu() if gpu is None else gpu
+    model, parallel = config.model_config, config.parallel_config
+    tp = parallel.tensor_parallel_size
+    found = [*_model(model, gpu), *_cache(config.cache_config, gpu), *_compilation(config, gpu)]
+    if tp not in TP_SIZES:
+        sizes = ", ".join(map(str, TP_SIZES))
+        found.append(f"tensor_parallel_size={tp}: the sizes that share one tree are {sizes}")
+    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, size, 1) > 1:
+            found.append(f"{size} above 1: attention would be cut by the number of ranks")
+    if getattr(parallel, "enable_dbo", False):
+        found.append("enable_dbo: micro-batches are made from the batch's size")
+    moved = tp > 1 or parallel.data_parallel_size > 1 or parallel.enable_expert_parallel
+    if model.is_moe and moved:
+        found.append("a mixture of experts on several ranks: its combine has no contract yet")
+    lora = config.lora_config
+    if lora is not None:
+        if tp > 1:
+            found.append("LoRA on several tensor-parallel ranks")
+        if model.is_moe:
+            found.append("LoRA on a mixture of experts")
+    speculative = config.speculative_config
+    if speculative is not None:
+        if getattr(speculative, "rejection_sample_method", None) == "synthetic":
+            found.append("rejection_sample_method='synthetic': accepted by chance, not by tokens")
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1":
+        found.append("VLLM_BATCH_INVARIANT=1: vLLM's own mode replaces the same kernels; unset it")
+    return found
+
+
+def _model(model: Any, gpu: bool) -> list[str]:
+    found = []
+    if model.quantization is not None:
+        found.append(f"quantization={model.quantization!r}: only bf16, fp16 and fp32 weights")
+    if getattr(model, "use_mla", False):
+        found.append("multi-head latent attention")
+    if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
+        found.append("state-space layers: their scans have no contract")
+    if getattr(model, "is_multimodal_model", False):
+        found.append("multi-modal input: encoder attention is not ours")
+    if gpu and model.dtype is torch.float32:
+        found.append("dtype float32 on a GPU: attention takes bfloat16 and float16")
+    if str(getattr(model, "logprobs_mode", "raw_logprobs")).startswith("processed"):
+        found.append(f"logprobs_mode={model.logprobs_mode!r}: use raw_logprobs or raw_logits")
+    return found
+
+
+def _cache(cache: Any, gpu: bool) -> list[str]:
+    kind = str(cache.cache_dtype)
+    known = (*CACHE_TYPES, *FP8_CACHE_TYPES) if gpu else CACHE_TYPES
+    found = []
+    if kind not in known:
+        found.append(f"kv_cache_dtype={kind!r}: the cache can be {', '.join(known)}")
+    if getattr(cache, "calculate_kv_scales", False):
+        found.append("calculate_kv_scales: scales would come from the batch")
+    return found
+
+
+def _compilation(config: Any, gpu: bool) -> list[str]:
+    compilation, found = config.compilation_config, []
+    if compilation.mode and compilation.backend not in ("", "eager"):
+        found.append(
+            f"compilation backend {compilation.backend!r}: its fused loops round elsewhere; "
+            "leave mode and backend out, or use backend 'eager'"
+        )
+    passes = getattr(compilation, "pass_config", None)
+    for name in ("fuse_allreduce_rms", "enable_sp", "fuse_gemm_comms"):
+        if getattr(passes, name, False) and compilation.mode:
+            found.append(f"pass_config.{name}: a fused collective adds in an order of its own")
+    backend = getattr(config.attention_config, "backend", None)
+    if gpu and getattr(backend, "name", None) != "CUSTOM":
+        found.append(f"attention backend {getattr(backend, 'name', backend)}: leave the choice out")
+    return found

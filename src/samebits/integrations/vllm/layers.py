@@ -1,0 +1,193 @@
+"""Linear layers, embeddings, norms, activations and rotary embedding of vLLM, by samebits.ops.
+
+Methods are replaced on vLLM's classes, so that subclasses, wrappers (LoRA) and modules that
+imported a class by name all get them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.contract.tree import LEAF_EDGE
+from samebits.errors import ShapeError, UncoveredError
+from samebits.integrations.vllm import opaque
+from samebits.integrations.vllm.patches import Patches
+from samebits.ops import row_parallel_linear
+from samebits.plan import contract_of
+
+Tensor = torch.Tensor
+#: Most leaves of a row-parallel product: as many as the largest tensor-parallel size.
+_PARTS = 8
+
+
+def install(patches: Patches, shared_tree: bool) -> None:
+    """Replaces the layers.
+
+    Args:
+        shared_tree: row-parallel products have the tree that all tensor-parallel sizes share.
+    """
+    from vllm.model_executor.layers import activation, layernorm, linear, rotary_embedding
+    from vllm.model_executor.layers import vocab_parallel_embedding as vocabulary
+
+    opaque.define()
+    for method in (linear.UnquantizedLinearMethod, vocabulary.UnquantizedEmbeddingMethod):
+        patches.set(method, "process_weights_after_loading", _weights_ready)
+        patches.set(method, "apply", _apply)
+    if shared_tree:
+        patches.set(linear.RowParallelLinear, "forward", _row_parallel)
+        patches.set(vocabulary.VocabParallelEmbedding, "forward", _vocabulary_parallel)
+    patches.set(layernorm.RMSNorm, "forward", _rms_norm)
+    patches.set(layernorm.GemmaRMSNorm, "forward", _gemma_rms_norm)
+    patches.set(activation.SiluAndMul, "forward", _silu_and_mul)
+    patches.set(activation.GeluAndMul, "forward", _gelu_and_mul)
+    patches.set(rotary_embedding.RotaryEmbedding, "forward", _rotary)
+    for name in ("GELU", "NewGELU", "FastGELU", "QuickGELU", "ReLUSquaredActivation"):
+        if hasattr(activation, name):
+            patches.set(getattr(activation, name), "forward", _native)
+    patches.set(rotary_embedding.MRotaryEmbedding, "forward", _native)
+
+
+def _native(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The form in torch operations, which the switch covers."""
+    return self.forward_native(*args, **kwargs)
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+def _weights_ready(self: Any, layer: Any) -> None:
+    """Leaves the weight as it was loaded (vLLM packs it on a CPU), and settles its tree."""
+    layer.samebits_tree = tree_of_whole(layer)
+
+
+def tree_of_whole(layer: Any) -> str:
+    """The tree of a column-parallel layer's whole weight, "" where it is the weight's at hand.
+
+    A tree is a function of the global shape: a rank's rows keep it, however few they are.
+    """
+    ranks, weight = getattr(layer, "tp_size", 1), layer.weight
+    if ranks == 1 or not weight.is_cuda:
+        return ""
+    n = global_features(layer)
+    return str(contract_of("linear", n=n, k=weight.shape[1], dtype=weight.dtype, device="sm_90").tree)
+
+
+def global_features(layer: Any) -> int:
+    """Output features of a layer on all ranks together, each counted once.
+
+    K and V heads may be copied to several ranks; the whole weight has them once.
+    """
+    heads = getattr(layer, "total_num_kv_heads", None)
+    if heads is not None:
+        sizes = layer.head_size, getattr(layer, "v_head_size", layer.head_size)
+        return int(layer.total_num_heads * sizes[0] + heads * sum(sizes))
+    if hasattr(layer, "num_embeddings_padded"):
+        return int(layer.num_embeddings_padded)
+    return int(layer.output_size)
+
+
+def _apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return opaque.linear(x, layer.weight, bias, getattr(layer, "samebits_tree", ""))
+
+
+def shared_parts(k: int) -> int:
+    """Leaves of a row-parallel product over K in all: a function of K alone.
+
+    Raises:
+        ShapeError: K cannot be cut at multiples of 128 into two equal parts.
+    """
+    for parts in (_PARTS, 4, 2):
+        if k % (parts * LEAF_EDGE) == 0:
+            return parts
+    raise ShapeError(f"K = {k} is no multiple of {2 * LEAF_EDGE}: ranks have no common leaves")
+
+
+def _row_parallel(self: Any, x: Tensor) -> Any:
+    if not self.input_is_parallel:
+        x = x.chunk(self.tp_size, -1)[self.tp_rank]
+    if not self.reduce_results and self.tp_size > 1:
+        raise UncoveredError(
+            self.prefix, "partial sums leave the layer and are added elsewhere, in another order",
+            remedy="Run this model on one tensor-parallel rank",
+        )  # fmt: skip
+    bias = None if self.skip_bias_add else self.bias
+    y = row_parallel_linear(
+        x, self.weight, bias, parts=shared_parts(self.input_size), group=_group(self)
+    )
+    if not self.return_bias:
+        return y
+    return y, (self.bias if self.skip_bias_add else None)
+
+
+def _group(layer: Any) -> Any:
+    if layer.tp_size == 1:
+        return None
+    from vllm.distributed import get_tp_group
+
+    return get_tp_group().device_group
+
+
+def _vocabulary_parallel(self: Any, ids: Tensor) -> Tensor:
+    """A rank's rows of the embedding; ids of other ranks are -0, which adds nothing to any row."""
+    if self.tp_size == 1:
+        rows: Tensor = self.quant_method.embedding(self, ids.long())
+        return rows
+    from vllm.distributed import tensor_model_parallel_all_reduce
+    from vllm.model_executor.layers import vocab_parallel_embedding as vocabulary
+
+    own = self.shard_indices
+    local, elsewhere = vocabulary.get_masked_input_and_mask(
+        ids, own.org_vocab_start_index, own.org_vocab_end_index, own.num_org_vocab_padding,
+        own.added_vocab_start_index, own.added_vocab_end_index,
+    )  # fmt: skip
+    rows = self.quant_method.embedding(self, local.long())
+    rows = rows.masked_fill(elsewhere.unsqueeze(-1), -0.0)
+    # One term of each sum is a row and the others are -0: exact in any order.
+    result: Tensor = tensor_model_parallel_all_reduce(rows)
+    return result
+
+
+# ---- rows and elements ---------------------------------------------------------------------------
+
+
+def _rms_norm(self: Any, x: Tensor, residual: Tensor | None = None) -> Any:
+    weight = self.weight if self.has_weight else None
+    if self.variance_size_override is not None:
+        return self.forward_native(x, residual)
+    return _norm(x, residual, weight, self.variance_epsilon)
+
+
+def _gemma_rms_norm(self: Any, x: Tensor, residual: Tensor | None = None) -> Any:
+    return _norm(x, residual, self.weight.float() + 1.0, self.variance_epsilon)
+
+
+def _norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> Any:
+    if residual is None:
+        return opaque.rms_norm(x, weight, eps)
+    return opaque.add_rms_norm(x, residual, weight, eps)
+
+
+def _silu_and_mul(self: Any, x: Tensor) -> Tensor:
+    return opaque.gated(x, "silu")
+
+
+def _gelu_and_mul(self: Any, x: Tensor) -> Tensor:
+    return opaque.gated(x, "gelu_tanh" if self.approximate == "tanh" else "gelu")
+
+
+def _rotary(
+    self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None, *others: Any
+) -> tuple[Tensor, Tensor | None]:
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    if type(self).forward_native is not RotaryEmbedding.forward_native:
+        result: tuple[Tensor, Tensor | None] = self.forward_native(positions, query, key, *others)
+        return result
+    cache, crossed = self._match_cos_sin_cache_dtype(query), not self.is_neox_style
+    positions = positions.flatten()
+    query = opaque.rotary(query, cache, positions, self.head_size, crossed)
+    if key is not None:
+        key = opaque.rotary(key, cache, positions, self.head_size, crossed)
+    return query, key

@@ -1,0 +1,71 @@
+"""What a vLLM configuration asks of samebits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from samebits import settings
+from samebits.errors import SettingError
+
+KEY = "samebits"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Value of ``additional_config["samebits"]``.
+
+    Attributes:
+        policy: ``refuse`` stops at the start what no contract covers; ``warn`` runs it, and names
+            it in the log and in the report.
+        plan: a plan file to put in force in every worker; None: the tables of this release.
+        tp_invariant: row-parallel products have the tree that all tensor-parallel sizes share. None:
+            where there is more than one rank. True on one rank gives it the bits of the others.
+    """
+
+    policy: Literal["refuse", "warn"] = "refuse"
+    plan: str | None = None
+    tp_invariant: bool | None = None
+
+    def shared_tree(self, ranks: int) -> bool:
+        """Whether row-parallel products of `ranks` ranks have the tree that all sizes share."""
+        return ranks > 1 if self.tp_invariant is None else self.tp_invariant
+
+
+def requested(additional_config: Any) -> Options | None:
+    """The options of a configuration, None if it does not ask for samebits.
+
+    Args:
+        additional_config: of a ``VllmConfig``; anything but a dict asks for nothing.
+
+    Raises:
+        SettingError: an option is not understood, or the environment asks for the opposite.
+    """
+    value = additional_config.get(KEY) if isinstance(additional_config, dict) else None
+    by_environment = settings.enabled_at_start()
+    if value is None:
+        return Options() if by_environment else None
+    if value is False:
+        if by_environment:
+            raise SettingError(
+                "SAMEBITS=1 turns samebits on and additional_config turns it off: drop one of them"
+            )
+        return None
+    if value is True:
+        return Options()
+    if not isinstance(value, dict):
+        raise SettingError(f"additional_config: {KEY} is true, false or a table, not {value!r}")
+    unknown = sorted(set(value) - set(Options.__dataclass_fields__))
+    if unknown:
+        raise SettingError(
+            f"additional_config: {KEY} has no option {', '.join(map(repr, unknown))}; "
+            f"there are {', '.join(Options.__dataclass_fields__)}"
+        )
+    options = Options(**value)
+    if options.policy not in ("refuse", "warn"):
+        raise SettingError(f"{KEY}: policy={options.policy!r} is not 'refuse' or 'warn'")
+    if options.tp_invariant not in (None, True, False):
+        raise SettingError(f"{KEY}: tp_invariant={options.tp_invariant!r} is not true or false")
+    if options.plan is not None and not isinstance(options.plan, str):
+        raise SettingError(f"{KEY}: plan={options.plan!r} is not a path")
+    return options
