@@ -6,10 +6,13 @@ without vLLM.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 import torch
+
+log = logging.getLogger("vllm.samebits")
 
 #: Tensor-parallel sizes that share one tree: the leaves of `balanced(8)` go to ranks evenly.
 TP_SIZES = (1, 2, 4, 8)
@@ -35,7 +38,8 @@ def prepare(config: Any) -> None:
         compilation.mode = CompilationMode.NONE
         if compilation.cudagraph_mode is None:
             compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-    elif compilation.mode and not compilation.backend:
+    elif compilation.mode and compilation.backend in ("", "inductor"):
+        log.info("samebits: compiled pieces run operation by operation (backend 'eager')")
         compilation.backend = "eager"
     config.model_config.disable_cascade_attn = True
     config.parallel_config.disable_custom_all_reduce = True
@@ -49,6 +53,12 @@ def prepare(config: Any) -> None:
     from samebits.integrations.vllm import workers
 
     workers.offer_attention()
+
+
+def finish(config: Any, backend: str) -> None:
+    """Puts back the compiler that `prepare` chose, for which vLLM's CPU platform puts Inductor."""
+    if backend == "eager":
+        config.compilation_config.backend = backend
 
 
 def _on_gpu() -> bool:

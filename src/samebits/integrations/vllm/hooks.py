@@ -47,7 +47,9 @@ def _configured(original: Callable[..., None], config: Any, *args: Any, **kwargs
     from samebits.integrations.vllm import config as rules
 
     rules.prepare(config)
+    backend = config.compilation_config.backend
     original(config, *args, **kwargs)
+    rules.finish(config, backend)
     settle(options, rules.reasons(config), "this configuration")
 
 

@@ -14,7 +14,7 @@ from samebits.integrations.vllm import moe
 #: Registered layers that compute by samebits.ops, in torch operations, or nothing.
 COVERED = frozenset(
     {
-        "apply_rotary_emb", "column_parallel_linear", "gate_linear", "gelu", "gelu_and_mul",
+        "MoERunner", "apply_rotary_emb", "column_parallel_linear", "gate_linear", "gelu", "gelu_and_mul",
         "gelu_fast", "gelu_new", "gemma_rms_norm", "layer_norm", "logits_processor",
         "modular_fused_moe", "parallel_lm_head", "quick_gelu", "relu2", "replicated_linear",
         "rms_norm", "rotary_embedding", "routed_experts", "row_parallel_linear", "silu_and_mul",

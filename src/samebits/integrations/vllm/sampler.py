@@ -32,7 +32,7 @@ def install(patches: Patches, engine_seed: int) -> None:
     patches.set(
         InputBatch, "_make_sampling_metadata", _making(InputBatch._make_sampling_metadata)
     )
-    patches.set(Sampler, "sample", _sample)
+    patches.set(Sampler, "sample", _sampling(Sampler.sample))
     patches.set(Sampler, "greedy_sample", staticmethod(greedy))
     patches.set(Sampler, "apply_penalties", staticmethod(penalised))
 
@@ -157,14 +157,20 @@ def greedy(logits: Tensor) -> Tensor:
     return ops.argmax(logits, -1)
 
 
-def _sample(
-    self: Any, logits: Tensor, sampling_metadata: Any, logprobs_mode_override: Any = None
-) -> tuple[Tensor, Tensor | None]:
-    metadata = sampling_metadata
-    if metadata.all_greedy:
-        return greedy(logits), None
-    logits = others_applied(logits, metadata)
-    return drawn(logits, parameters(metadata, logits.shape[0], logits.device)), None
+def _sampling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def sample(
+        self: Any, logits: Tensor, sampling_metadata: Any, logprobs_mode_override: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
+        metadata = sampling_metadata
+        if str(self.logprobs_mode).startswith("processed"):  # run by policy="warn" only
+            result: tuple[Tensor, Tensor | None] = original(self, logits, metadata)
+            return result
+        if metadata.all_greedy:
+            return greedy(logits), None
+        logits = others_applied(logits, metadata)
+        return drawn(logits, parameters(metadata, logits.shape[0], logits.device)), None
+
+    return sample
 
 
 def penalised(logits: Tensor, sampling_metadata: Any, output_token_ids: list[list[int]]) -> Tensor:

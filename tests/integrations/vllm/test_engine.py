@@ -1,0 +1,270 @@
+"""A real vLLM engine on a CPU: tokens and logprob bits, alone and in company."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import VOCABULARY, write, write_adapter
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+pytestmark = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+
+Request = dict[str, Any]
+#: Entry point of the plugin, for an installation that is a folder on PYTHONPATH.
+_ENTRY = "[vllm.general_plugins]\nsamebits = samebits.integrations.vllm:register\n"
+LENGTH = 20
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose metadata names the plugin; an installed samebits has its own."""
+    folder = tmp_path_factory.mktemp("site")
+    about = folder / "samebits_plugin-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: samebits-plugin\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(_ENTRY)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("models")
+    return lambda kind: write(kind, folder / kind)
+
+
+class Engine:
+    """Runs scenarios: `run` with the plugin asked for, `stock` with it installed and not asked."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+
+    def run(
+        self, model: Path, batches: list[list[Request]], *, asked: bool = True,
+        environment: dict[str, str] | None = None, **engine: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        finished = self.process(
+            model, batches, asked=asked, environment=environment or {}, **engine
+        )
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        line = next(x for x in finished.stdout.splitlines() if x.startswith("ANSWER "))
+        answer: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+        return answer
+
+    def process(
+        self, model: Path, batches: list[list[Request]], *, asked: bool,
+        environment: dict[str, str], **engine: Any,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        paths = [str(self.site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        env = {k: v for k, v in os.environ.items() if k != "SAMEBITS"}
+        env |= {"PYTHONPATH": os.pathsep.join(paths)} | environment
+        if asked:
+            env["SAMEBITS"] = "1"
+        arguments = {
+            "model": str(model), "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 0,
+            "max_model_len": 1024, "max_num_seqs": 64, "max_num_batched_tokens": 256,
+            "enforce_eager": True, "disable_log_stats": True,
+        } | engine  # fmt: skip
+        return subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("scenario.py"))],
+            input=json.dumps({"engine": arguments, "batches": batches}),
+            capture_output=True, text=True, env=env, check=False, timeout=540,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def engine(site: Path) -> Engine:
+    return Engine(site)
+
+
+GREEDY: Request = {"temperature": 0.0}
+SEEDED: Request = {"temperature": 1.0, "seed": 7, "top_p": 0.9, "top_k": 50}
+PENALISED: Request = {
+    "temperature": 0.7, "seed": 9, "min_p": 0.02, "presence_penalty": 0.5,
+    "repetition_penalty": 1.1, "frequency_penalty": 0.2,
+}  # fmt: skip
+COMPANY = (
+    GREEDY,
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.2, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.5, "seed": 4},
+    {"temperature": 0.9, "min_p": 0.1, "frequency_penalty": 0.3},
+)
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(length)]
+
+
+def request(ids: list[int], options: Request, **more: Any) -> Request:
+    full = {"max_tokens": LENGTH, "min_tokens": LENGTH, "ignore_eos": True, "detokenize": False}
+    return {"prompt": ids, "options": full | {"logprobs": 1} | options, **more}
+
+
+def company(
+    rng: random.Random, needle: Request, count: int, options: tuple[Request, ...] = COMPANY
+) -> list[Request]:
+    """The needle in the middle of `count` others of all kinds."""
+    others = [
+        request(prompt(rng, rng.randrange(3, 150)), rng.choice(options)) for _ in range(count)
+    ]
+    return [*others[: count // 2], needle, *others[count // 2 :]]
+
+
+def bits(answer: Request) -> list[tuple[int, str]]:
+    return list(zip(answer["tokens"], answer["logprobs"], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "qwen3_moe"])
+def test_a_request_has_the_same_bits_alone_and_among_63_others(
+    engine: Engine, models: Any, kind: str
+) -> None:
+    rng = random.Random(1)
+    needles = [request(prompt(rng, 137), options) for options in (GREEDY, SEEDED, PENALISED)]
+    batches = [b for needle in needles for b in ([needle], company(rng, needle, 63))]
+    # Chunked prefill is on: 256 tokens a step. A cache of 24 pages of 32 makes vLLM preempt.
+    answers = engine.run(
+        models(kind), batches, block_size=32, num_gpu_blocks_override=100,
+        enable_prefix_caching=False,
+    )["answers"]  # fmt: skip
+    for alone, among in zip(answers[::2], answers[1::2], strict=True):
+        assert len(bits(alone[0])) == LENGTH
+        assert bits(alone[0]) == bits(among[31])
+
+
+def test_stock_does_not_have_the_same_bits(engine: Engine, models: Any) -> None:
+    """Else the test above proves nothing. (Stock cannot draw with seeds in chunks on a CPU.)"""
+    rng = random.Random(1)
+    needles = [request(prompt(rng, length), GREEDY) for length in (137, 60, 99)]
+    batches = [b for n in needles for b in ([n], company(rng, n, 63, options=(GREEDY,)))]
+    answers = engine.run(models("qwen3"), batches, asked=False)["answers"]
+    pairs = zip(answers[::2], answers[1::2], strict=True)
+    assert any(bits(alone[0]) != bits(among[31]) for alone, among in pairs)
+
+
+def test_prefill_decode_and_prefix_hits_have_the_same_bits(engine: Engine, models: Any) -> None:
+    rng = random.Random(2)
+    ids = prompt(rng, 200)
+    needle = request(ids, GREEDY)
+    first = engine.run(
+        models("qwen3"), [[needle], [needle], company(rng, needle, 20)], block_size=32,
+        enable_prefix_caching=True,
+    )["answers"]  # fmt: skip
+    assert first[0][0]["cached"] == 0 and first[1][0]["cached"] >= 128
+    assert bits(first[0][0]) == bits(first[1][0]) == bits(first[2][10])
+    everything = request(ids + first[0][0]["tokens"], GREEDY | {"prompt_logprobs": 0})
+    answers = [
+        engine.run(
+            models("qwen3"), [[everything]], enable_prefix_caching=False,
+            max_num_batched_tokens=budget,
+        )["answers"]
+        for budget in (64, 1024)
+    ]  # fmt: skip
+    prefilled = [a[0][0]["prompt"] for a in answers]
+    assert prefilled[0] == prefilled[1]
+    assert prefilled[0][-LENGTH:] == first[0][0]["logprobs"]
+
+
+def test_drafts_change_no_token_and_no_bit(engine: Engine, models: Any) -> None:
+    rng = random.Random(3)
+    half = prompt(rng, 40)
+    penalised = {k: v for k, v in PENALISED.items() if k != "min_p"}  # vLLM takes none with drafts
+    needles = [request(half * 3, options) for options in (GREEDY, SEEDED, penalised)]
+    plain = engine.run(models("qwen3"), [[n] for n in needles])["answers"]
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    others = COMPANY[:4]
+    batches = [b for n in needles for b in ([n], company(rng, n, 15, others))]
+    drafted = engine.run(models("qwen3"), batches, speculative_config=speculative)["answers"]
+    for index, alone in enumerate(plain):
+        assert bits(alone[0]) == bits(drafted[2 * index][0]) == bits(drafted[2 * index + 1][7])
+
+
+def test_adapters_of_neighbours_change_nothing(
+    engine: Engine, models: Any, tmp_path: Path
+) -> None:
+    adapters = [str(write_adapter(tmp_path / f"adapter{i}", i)) for i in range(3)]
+    rng = random.Random(4)
+    ids = prompt(rng, 90)
+    needles = [request(ids, SEEDED), request(ids, SEEDED, adapter=adapters[0])]
+    batches = []
+    for needle in needles:
+        crowd = company(rng, needle, 20)
+        for i, other in enumerate(crowd):
+            if i != 10 and i % 4:
+                other["adapter"] = adapters[i % 3]
+        batches += [[needle], crowd]
+    answers = engine.run(
+        models("qwen2"), batches, enable_lora=True, max_loras=3, max_lora_rank=8
+    )["answers"]  # fmt: skip
+    assert bits(answers[0][0]) == bits(answers[1][10])
+    assert bits(answers[2][0]) == bits(answers[3][10])
+    assert bits(answers[0][0]) != bits(answers[2][0])
+
+
+def test_another_process_and_compilation_give_the_same_bits(
+    engine: Engine, models: Any
+) -> None:
+    rng = random.Random(5)
+    needle = request(prompt(rng, 137), SEEDED)
+    eager = engine.run(models("qwen3"), [[needle]])["answers"]
+    process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    spawned = engine.run(
+        models("qwen3"), [[needle]], asked=False, environment=process,
+        additional_config={"samebits": True},
+    )["answers"]  # fmt: skip
+    compiled = engine.run(
+        models("qwen3"), [[needle], company(rng, needle, 5)], enforce_eager=False,
+        compilation_config={"mode": 3},
+    )["answers"]  # fmt: skip
+    assert bits(eager[0][0]) == bits(spawned[0][0]) == bits(compiled[0][0])
+    assert bits(compiled[1][2]) == bits(eager[0][0])
+
+
+def test_installed_and_not_asked_for_it_has_no_effect(engine: Engine, models: Any) -> None:
+    rng = random.Random(6)
+    needle = request(prompt(rng, 60), GREEDY)
+    installed = engine.run(models("qwen2"), [[needle]], asked=False)
+    without = Engine(Path("/nonexistent")).run(models("qwen2"), [[needle]], asked=False)
+    assert installed["answers"] == without["answers"]
+    assert installed["facts"]["linear"] == without["facts"]["linear"] == (
+        "vllm.model_executor.layers.linear"
+    )
+    assert not any(installed["hits"].values())
+
+
+def test_what_is_not_covered_is_refused_with_all_reasons(engine: Engine, models: Any) -> None:
+    batches = [[request([5, 6, 7], GREEDY)]]
+    options = {"logprobs_mode": "processed_logprobs", "kv_cache_dtype": "fp8"}
+    refused = engine.process(models("qwen3"), batches, asked=True, environment={}, **options)
+    assert refused.returncode != 0
+    assert "logprobs_mode='processed_logprobs'" in refused.stderr
+    assert "kv_cache_dtype='fp8'" in refused.stderr
+    del options["kv_cache_dtype"]
+    warned = engine.process(
+        models("qwen3"), batches, asked=False, environment={"VLLM_LOGGING_LEVEL": "INFO"},
+        additional_config={"samebits": {"policy": "warn"}}, **options,
+    )  # fmt: skip
+    assert warned.returncode == 0, warned.stderr[-3000:]
+    assert "promises nothing" in warned.stdout + warned.stderr
+
+
+def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any) -> None:
+    rng = random.Random(8)
+    needle = request(prompt(rng, 100), SEEDED)
+    shared = {
+        "additional_config": {"samebits": {"tp_invariant": True}},
+        "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    }
+    one = engine.run(models("qwen2"), [[needle]],
+        additional_config=shared["additional_config"])["answers"]
+    two = engine.run(
+        models("qwen2"), [[needle], company(rng, needle, 7)], tensor_parallel_size=2, **shared
+    )["answers"]  # fmt: skip
+    assert bits(one[0][0]) == bits(two[0][0]) == bits(two[1][3])
