@@ -4,8 +4,8 @@ switch and the plugin are as a user would have them.
     python scenario.py < request.json
 
 The request has `engine` (arguments of ``vllm.LLM``) and `batches`, a list of lists of requests:
-`prompt` (token ids), `options` (of ``SamplingParams``), `adapter` (a folder). The answer has, for each
-request, `tokens` and `logprobs` as hexadecimal bytes of fp32.
+`prompt` (token ids), `options` (of ``SamplingParams``), `adapter` (a folder). The answer has, for
+each request, `tokens` and `logprobs` as hexadecimal bytes of fp32.
 """
 
 from __future__ import annotations

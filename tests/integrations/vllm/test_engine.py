@@ -129,7 +129,8 @@ def test_a_request_has_the_same_bits_alone_and_among_63_others(
     rng = random.Random(1)
     needles = [request(prompt(rng, 137), options) for options in (GREEDY, SEEDED, PENALISED)]
     batches = [b for needle in needles for b in ([needle], company(rng, needle, 63))]
-    # Chunked prefill is on: 256 tokens a step. A cache of 24 pages of 32 makes vLLM preempt.
+    # Prompts are chunked at 256 tokens a step; in a cache of 3,200 tokens requests wait and are
+    # preempted.
     answers = engine.run(
         models(kind), batches, block_size=32, num_gpu_blocks_override=100,
         enable_prefix_caching=False,
@@ -186,9 +187,7 @@ def test_drafts_change_no_token_and_no_bit(engine: Engine, models: Any) -> None:
         assert bits(alone[0]) == bits(drafted[2 * index][0]) == bits(drafted[2 * index + 1][7])
 
 
-def test_adapters_of_neighbours_change_nothing(
-    engine: Engine, models: Any, tmp_path: Path
-) -> None:
+def test_adapters_of_neighbours_change_nothing(engine: Engine, models: Any, tmp_path: Path) -> None:
     adapters = [str(write_adapter(tmp_path / f"adapter{i}", i)) for i in range(3)]
     rng = random.Random(4)
     ids = prompt(rng, 90)
@@ -208,9 +207,7 @@ def test_adapters_of_neighbours_change_nothing(
     assert bits(answers[0][0]) != bits(answers[2][0])
 
 
-def test_another_process_and_compilation_give_the_same_bits(
-    engine: Engine, models: Any
-) -> None:
+def test_another_process_and_compilation_give_the_same_bits(engine: Engine, models: Any) -> None:
     rng = random.Random(5)
     needle = request(prompt(rng, 137), SEEDED)
     eager = engine.run(models("qwen3"), [[needle]])["answers"]
@@ -233,8 +230,10 @@ def test_installed_and_not_asked_for_it_has_no_effect(engine: Engine, models: An
     installed = engine.run(models("qwen2"), [[needle]], asked=False)
     without = Engine(Path("/nonexistent")).run(models("qwen2"), [[needle]], asked=False)
     assert installed["answers"] == without["answers"]
-    assert installed["facts"]["linear"] == without["facts"]["linear"] == (
-        "vllm.model_executor.layers.linear"
+    assert (
+        installed["facts"]["linear"]
+        == without["facts"]["linear"]
+        == ("vllm.model_executor.layers.linear")
     )
     assert not any(installed["hits"].values())
 
@@ -262,8 +261,9 @@ def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any) -> None:
         "additional_config": {"samebits": {"tp_invariant": True}},
         "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     }
-    one = engine.run(models("qwen2"), [[needle]],
-        additional_config=shared["additional_config"])["answers"]
+    one = engine.run(models("qwen2"), [[needle]], additional_config=shared["additional_config"])[
+        "answers"
+    ]
     two = engine.run(
         models("qwen2"), [[needle], company(rng, needle, 7)], tensor_parallel_size=2, **shared
     )["answers"]  # fmt: skip

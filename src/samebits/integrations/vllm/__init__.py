@@ -1,7 +1,7 @@
 """vLLM with the contracts of samebits: same request, same bits, whatever else is in the batch.
 
-vLLM finds `register` by its entry point and calls it in each of its processes. Nothing changes until
-a configuration asks for it, by ``SAMEBITS=1`` in the environment or by
+vLLM finds `register` by its entry point and calls it in each of its processes. Nothing changes
+until a configuration asks for it, by ``SAMEBITS=1`` in the environment or by
 ``--additional-config '{"samebits": true}'``:
 
     options.py    what a configuration asks for

@@ -275,7 +275,7 @@ class SamebitsImpl(AttentionImpl):
         if _on_cpu():  # a page's own bytes: the keys of a head, then its values
             planes = kv_cache.view(pages, heads, 2, slots, self.head_size).permute(2, 0, 3, 1, 4)
             return planes[0], planes[1]
-        keys, values = kv_cache.transpose(1, 2).split(self.head_size, -1)
+        keys, values = kv_cache.transpose(1, 2).chunk(2, -1)
         return keys, values
 
 

@@ -81,9 +81,11 @@ def reasons(config: Any, gpu: bool | None = None) -> list[str]:
     if tp not in TP_SIZES:
         sizes = ", ".join(map(str, TP_SIZES))
         found.append(f"tensor_parallel_size={tp}: the sizes that share one tree are {sizes}")
-    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, size, 1) > 1:
-            found.append(f"{size} above 1: attention would be cut by the number of ranks")
+    found += [
+        f"{size} above 1: attention would be cut by the number of ranks"
+        for size in ("decode_context_parallel_size", "prefill_context_parallel_size")
+        if getattr(parallel, size, 1) > 1
+    ]
     if getattr(parallel, "enable_dbo", False):
         found.append("enable_dbo: micro-batches are made from the batch's size")
     moved = tp > 1 or parallel.data_parallel_size > 1 or parallel.enable_expert_parallel
@@ -95,10 +97,8 @@ def reasons(config: Any, gpu: bool | None = None) -> list[str]:
             found.append("LoRA on several tensor-parallel ranks")
         if model.is_moe:
             found.append("LoRA on a mixture of experts")
-    speculative = config.speculative_config
-    if speculative is not None:
-        if getattr(speculative, "rejection_sample_method", None) == "synthetic":
-            found.append("rejection_sample_method='synthetic': accepted by chance, not by tokens")
+    if getattr(config.speculative_config, "rejection_sample_method", None) == "synthetic":
+        found.append("rejection_sample_method='synthetic': accepted by chance, not by tokens")
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1":
         found.append("VLLM_BATCH_INVARIANT=1: vLLM's own mode replaces the same kernels; unset it")
     return found
@@ -140,9 +140,11 @@ def _compilation(config: Any, gpu: bool) -> list[str]:
             "leave mode and backend out, or use backend 'eager'"
         )
     passes = getattr(compilation, "pass_config", None)
-    for name in ("fuse_allreduce_rms", "enable_sp", "fuse_gemm_comms"):
-        if getattr(passes, name, False) and compilation.mode:
-            found.append(f"pass_config.{name}: a fused collective adds in an order of its own")
+    found += [
+        f"pass_config.{name}: a fused collective adds in an order of its own"
+        for name in ("fuse_allreduce_rms", "enable_sp", "fuse_gemm_comms")
+        if getattr(passes, name, False) and compilation.mode
+    ]
     backend = getattr(config.attention_config, "backend", None)
     if gpu and getattr(backend, "name", None) != "CUSTOM":
         found.append(f"attention backend {getattr(backend, 'name', backend)}: leave the choice out")

@@ -71,7 +71,9 @@ def tree_of_whole(layer: Any) -> str:
     if ranks == 1 or not weight.is_cuda:
         return ""
     n = global_features(layer)
-    return str(contract_of("linear", n=n, k=weight.shape[1], dtype=weight.dtype, device="sm_90").tree)
+    return str(
+        contract_of("linear", n=n, k=weight.shape[1], dtype=weight.dtype, device="sm_90").tree
+    )
 
 
 def global_features(layer: Any) -> int:

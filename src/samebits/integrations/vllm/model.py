@@ -14,11 +14,12 @@ from samebits.integrations.vllm import moe
 #: Registered layers that compute by samebits.ops, in torch operations, or nothing.
 COVERED = frozenset(
     {
-        "MoERunner", "apply_rotary_emb", "column_parallel_linear", "gate_linear", "gelu", "gelu_and_mul",
-        "gelu_fast", "gelu_new", "gemma_rms_norm", "layer_norm", "logits_processor",
-        "modular_fused_moe", "parallel_lm_head", "quick_gelu", "relu2", "replicated_linear",
-        "rms_norm", "rotary_embedding", "routed_experts", "row_parallel_linear", "silu_and_mul",
-        "unquantized_fused_moe", "vocab_parallel_embedding",
+        "MoERunner", "apply_rotary_emb", "column_parallel_linear", "gate_linear", "gelu",
+        "gelu_and_mul", "gelu_fast", "gelu_new", "gemma_rms_norm", "layer_norm",
+        "logits_processor", "modular_fused_moe", "parallel_lm_head", "quick_gelu", "relu2",
+        "replicated_linear", "rms_norm", "rotary_embedding", "routed_experts",
+        "row_parallel_linear", "silu_and_mul", "unquantized_fused_moe",
+        "vocab_parallel_embedding",
     }
 )  # fmt: skip
 _METHODS = frozenset(
@@ -48,13 +49,12 @@ def _of_layer(layer: Any) -> list[str]:
     if method is not None and type(method).__name__ not in _METHODS:
         found.append(f"{type(method).__name__}: quantised weights")
     implementation = getattr(layer, "impl", None)
-    if implementation is not None and hasattr(layer, "attn_backend"):
-        if type(implementation).__name__ != _ATTENTION:
-            found.append(f"{kind} on {type(implementation).__name__}: not the backend of samebits")
-    router = getattr(layer, "router", None)
-    if router is not None and type(router).__name__.endswith("Router"):
-        if type(router).__name__ not in moe.ROUTERS:
-            found.append(f"{type(router).__name__}: its choice of experts has no contract")
+    backend = type(implementation).__name__
+    if hasattr(layer, "attn_backend") and implementation is not None and backend != _ATTENTION:
+        found.append(f"{kind} on {backend}: not the backend of samebits")
+    router = type(getattr(layer, "router", None)).__name__
+    if router.endswith("Router") and router not in moe.ROUTERS:
+        found.append(f"{router}: its choice of experts has no contract")
     if hasattr(layer, "w13_weight"):
         why = moe.unsupported(layer)
         if why:

@@ -19,8 +19,8 @@ class Options:
         policy: ``refuse`` stops at the start what no contract covers; ``warn`` runs it, and names
             it in the log and in the report.
         plan: a plan file to put in force in every worker; None: the tables of this release.
-        tp_invariant: row-parallel products have the tree that all tensor-parallel sizes share. None:
-            where there is more than one rank. True on one rank gives it the bits of the others.
+        tp_invariant: row-parallel products have the tree that all tensor-parallel sizes share.
+            None: where there is more than one rank. True on one rank gives it the bits of several.
     """
 
     policy: Literal["refuse", "warn"] = "refuse"

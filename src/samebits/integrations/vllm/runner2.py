@@ -98,7 +98,7 @@ def _verify(self: Any, logits: Tensor, input_batch: Any, draft_logits: Tensor | 
 def keep(
     tokens: Tensor, inputs: Tensor, offsets: Tensor, step: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Drawn tokens up to and including the first that was not drafted; nothing waits for the device.
+    """Drawn tokens up to and including the first that was not drafted, without a wait.
 
     Args:
         tokens: [R] drawn for every row.

@@ -1,4 +1,4 @@
-"""vLLM's sampler: a token is a function of its row of logits, its options, its seed and its position.
+"""vLLM's sampler: a token is a function of its row of logits, options, seed and position.
 
 The seed is the request's own. A request without one gets a seed made of the engine's and the
 request's id, so that all ranks draw alike and two requests draw differently. The position is the
@@ -29,9 +29,7 @@ def install(patches: Patches, engine_seed: int) -> None:
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
     patches.set(InputBatch, "add_request", _adding(InputBatch.add_request, engine_seed))
-    patches.set(
-        InputBatch, "_make_sampling_metadata", _making(InputBatch._make_sampling_metadata)
-    )
+    patches.set(InputBatch, "_make_sampling_metadata", _making(InputBatch._make_sampling_metadata))
     patches.set(Sampler, "sample", _sampling(Sampler.sample))
     patches.set(Sampler, "greedy_sample", staticmethod(greedy))
     patches.set(Sampler, "apply_penalties", staticmethod(penalised))
@@ -100,14 +98,14 @@ class Parameters:
 
     def at(self, rows: Tensor, steps: Tensor) -> Parameters:
         """Those of given rows, `steps` positions further on."""
-        picked = [
-            None if x is None else x[rows]
-            for x in (self.seeds, self.positions, self.temperature)
-            + (self.top_k, self.top_p, self.min_p)
-        ]
-        found = Parameters(*picked)  # type: ignore[arg-type]
-        found.positions = found.positions + steps
-        return found
+
+        def of(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[rows]
+
+        return Parameters(
+            self.seeds[rows], self.positions[rows] + steps, self.temperature[rows],
+            of(self.top_k), of(self.top_p), of(self.min_p),
+        )  # fmt: skip
 
 
 def parameters(metadata: Any, rows: int, device: torch.device) -> Parameters:

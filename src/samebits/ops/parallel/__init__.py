@@ -1,8 +1,8 @@
 """A product whose reduction axis is shared among ranks, with the bits of one rank.
 
-The tree is ``balanced(parts)`` over the whole axis: a rank's share is a subtree, and the subtrees of
-all ranks are joined in the same binary order whatever their number. What is sent is data, never a
-sum: the order of a reduction inside a communication library follows message sizes and topology.
+The tree is ``balanced(parts)`` over the whole axis: a rank's share is a subtree, and the subtrees
+of all ranks are joined in the same binary order whatever their number. What is sent is data, never
+a sum: the order of a reduction inside a communication library follows message sizes and topology.
 """
 
 from __future__ import annotations

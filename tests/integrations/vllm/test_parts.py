@@ -1,0 +1,275 @@
+"""The plugin's own decisions, without vLLM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from samebits import ops
+from samebits.errors import SettingError, ShapeError, UncoveredError
+from samebits.integrations.vllm import config, hooks, layers, model, runner2, sampler, verify
+from samebits.integrations.vllm.options import Options, requested
+from samebits.integrations.vllm.patches import Patches
+from samebits.integrations.vllm.workers import decides_bits, disagreement
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SAMEBITS", "VLLM_BATCH_INVARIANT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_importing_samebits_does_not_import_vllm() -> None:
+    code = "import samebits, samebits.integrations.vllm, sys; print('vllm' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+# ---- what is asked for ---------------------------------------------------------------------------
+
+
+def test_it_is_asked_for_by_the_configuration_or_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert requested({}) is requested(None) is requested({"samebits": False}) is None
+    assert requested({"samebits": True}) == Options()
+    wanted = {"policy": "warn", "plan": "p.json", "tp_invariant": True}
+    assert requested({"samebits": wanted}) == Options("warn", "p.json", True)
+    monkeypatch.setenv("SAMEBITS", "1")
+    assert requested({}) == Options()
+    assert requested({"samebits": {"policy": "warn"}}) == Options("warn")
+    with pytest.raises(SettingError, match="turns it off"):
+        requested({"samebits": False})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("yes", "true, false or a table"),
+        ({"polcy": "warn"}, "no option 'polcy'"),
+        ({"policy": "allow"}, "policy='allow'"),
+        ({"tp_invariant": "maybe"}, "tp_invariant='maybe'"),
+        ({"plan": 3}, "plan=3"),
+    ],
+)
+def test_options_that_are_not_understood(value: Any, text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        requested({"samebits": value})
+
+
+def test_several_ranks_share_a_tree_unless_told_otherwise() -> None:
+    assert not Options().shared_tree(1) and Options().shared_tree(2)
+    assert Options(tp_invariant=True).shared_tree(1)
+    assert not Options(tp_invariant=False).shared_tree(4)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def vllm_config(**changes: Any) -> SimpleNamespace:
+    """A configuration that is covered, with changes like ``model__quantization="fp8"``."""
+    parts: dict[str, dict[str, Any]] = {
+        "model": {
+            "quantization": None, "use_mla": False, "is_hybrid": False, "is_attention_free": False,
+            "is_multimodal_model": False, "dtype": torch.bfloat16, "logprobs_mode": "raw_logprobs",
+            "is_moe": False,
+        },
+        "parallel": {
+            "tensor_parallel_size": 1, "data_parallel_size": 1, "enable_expert_parallel": False,
+            "decode_context_parallel_size": 1, "enable_dbo": False,
+        },
+        "cache": {"cache_dtype": "auto", "calculate_kv_scales": False},
+        "compilation": {"mode": 0, "backend": "inductor", "pass_config": SimpleNamespace()},
+        "attention": {"backend": SimpleNamespace(name="CUSTOM")},
+    }  # fmt: skip
+    whole: dict[str, Any] = {"speculative": None, "lora": None}
+    for name, value in changes.items():
+        part, _, field = name.partition("__")
+        if field:
+            parts[part][field] = value
+        else:
+            whole[part] = value
+    whole |= {name: SimpleNamespace(**fields) for name, fields in parts.items()}
+    return SimpleNamespace(**{f"{name}_config": value for name, value in whole.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model__quantization": "fp8"}, "quantization='fp8'"),
+        ({"model__use_mla": True}, "latent attention"),
+        ({"model__is_hybrid": True}, "state-space"),
+        ({"model__is_multimodal_model": True}, "multi-modal"),
+        ({"model__dtype": torch.float32}, "float32 on a GPU"),
+        ({"model__logprobs_mode": "processed_logits"}, "logprobs_mode"),
+        ({"cache__cache_dtype": "int8_per_token_head"}, "kv_cache_dtype"),
+        ({"cache__calculate_kv_scales": True}, "calculate_kv_scales"),
+        ({"parallel__tensor_parallel_size": 3}, "tensor_parallel_size=3"),
+        ({"parallel__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"parallel__enable_dbo": True}, "enable_dbo"),
+        ({"model__is_moe": True, "parallel__tensor_parallel_size": 2}, "mixture of experts"),
+        ({"lora": SimpleNamespace(), "parallel__tensor_parallel_size": 2}, "LoRA"),
+        ({"lora": SimpleNamespace(), "model__is_moe": True}, "LoRA"),
+        ({"speculative": SimpleNamespace(rejection_sample_method="synthetic")}, "synthetic"),
+        ({"compilation__mode": 3}, "'inductor'"),
+        (
+            {
+                "compilation__mode": 3, "compilation__backend": "eager",
+                "compilation__pass_config": SimpleNamespace(fuse_allreduce_rms=True),
+            },
+            "fuse_allreduce_rms",
+        ),
+        ({"attention__backend": SimpleNamespace(name="FLASH_ATTN")}, "FLASH_ATTN"),
+    ],
+)  # fmt: skip
+def test_a_configuration_is_refused_with_its_reason(changes: dict[str, Any], text: str) -> None:
+    found = config.reasons(vllm_config(**changes), gpu=True)
+    assert len(found) == 1 and text in found[0]
+
+
+def test_a_covered_configuration_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.reasons(vllm_config(), gpu=True) == []
+    assert config.reasons(vllm_config(cache__cache_dtype="fp8_e4m3"), gpu=True) == []
+    assert config.reasons(vllm_config(model__dtype=torch.float32), gpu=False) == []
+    assert len(config.reasons(vllm_config(cache__cache_dtype="fp8_e4m3"), gpu=False)) == 1
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert "VLLM_BATCH_INVARIANT" in config.reasons(vllm_config(), gpu=True)[0]
+
+
+def test_all_reasons_are_given_at_once_or_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(UncoveredError, match=r"(?s)one.*two.*policy"):
+        hooks.settle(Options(), ["one", "two"], "this model")
+    with caplog.at_level("WARNING", logger="vllm.samebits"):
+        hooks.settle(Options(policy="warn"), ["one", "two"], "this model")
+    assert "one" in caplog.text and "two" in caplog.text
+    hooks.settle(Options(), [], "this model")
+
+
+class CustomOp(torch.nn.Module):
+    """Stands for vLLM's class of that name."""
+
+
+class RMSNorm(CustomOp):
+    name = "rms_norm"
+
+
+class MambaMixer(CustomOp):
+    name = "mamba_mixer"
+
+
+def test_a_model_is_refused_for_kernels_that_the_switch_cannot_see() -> None:
+    covered = torch.nn.ModuleDict({"norm": RMSNorm(), "linear": torch.nn.Linear(4, 4)})
+    assert model.reasons(covered) == []
+    covered["mixer"], covered["mixer2"] = MambaMixer(), MambaMixer()
+    covered["linear"].quant_method = SimpleNamespace()
+    assert model.reasons(covered) == [
+        "SimpleNamespace: quantised weights (linear)",
+        "MambaMixer: no contract covers vLLM's kernels for it (mixer and 1 more)",
+    ]
+
+
+# ---- what ranks agree on -------------------------------------------------------------------------
+
+
+def test_a_rank_with_another_plan_is_found() -> None:
+    mine = decides_bits(Options())
+    assert disagreement([mine, dict(mine)]) == ""
+    other = mine | {"contracts and schedules": "another"}
+    assert "rank 1" in disagreement([mine, other, mine])
+    assert "policy" in disagreement([mine, decides_bits(Options(policy="warn"))])
+
+
+@pytest.mark.parametrize(("k", "parts"), [(4096, 8), (1536, 4), (768, 2)])
+def test_leaves_of_a_row_parallel_product_follow_k(k: int, parts: int) -> None:
+    assert layers.shared_parts(k) == parts
+
+
+def test_a_k_without_common_leaves_is_refused() -> None:
+    with pytest.raises(ShapeError, match="K = 576"):
+        layers.shared_parts(576)
+
+
+def test_features_of_all_ranks_count_shared_heads_once() -> None:
+    qkv = SimpleNamespace(total_num_heads=32, total_num_kv_heads=8, head_size=128, output_size=9999)
+    assert layers.global_features(qkv) == (32 + 8 + 8) * 128
+    assert layers.global_features(SimpleNamespace(output_size=4096)) == 4096
+    assert layers.global_features(SimpleNamespace(num_embeddings_padded=512)) == 512
+
+
+def test_patches_are_undone_exactly() -> None:
+    class Base:
+        def method(self) -> int:
+            return 1
+
+        @staticmethod
+        def static() -> int:
+            return 1
+
+    class Derived(Base):
+        pass
+
+    before = dict(vars(Base)), dict(vars(Derived))
+    patches = Patches()
+    patches.set(Base, "static", staticmethod(lambda: 2))
+    patches.set(Derived, "method", lambda self: 2)
+    patches.set(Derived, "method", lambda self: 3)
+    assert (Base.static(), Base().method(), Derived().method()) == (2, 1, 3)
+    patches.undo()
+    assert (dict(vars(Base)), dict(vars(Derived))) == before
+
+
+# ---- draws and drafts ----------------------------------------------------------------------------
+
+
+def test_requests_without_a_seed_draw_differently_and_alike_on_every_rank() -> None:
+    seeds = {sampler.seed_of(str(i), 0) for i in range(1000)}
+    assert len(seeds) == 1000 and all(0 <= seed < 2**63 for seed in seeds)
+    assert sampler.seed_of("a", 1) == sampler.seed_of("a", 1) != sampler.seed_of("a", 2)
+
+
+#: Three requests with 2, 0 and 3 drafts; the first misses its second one, the last hits all.
+COUNTS = [2, 0, 3]
+DRAFTS = torch.tensor([11, 99, 31, 32, 33])
+DRAWN = torch.tensor([11, 12, 31, 32, 33, 13, 21, 34])  # five drafted rows, then one for each
+KEPT = [[11, 12, -1, -1], [21, -1, -1, -1], [31, 32, 33, 34]]
+
+
+def test_a_draft_is_kept_up_to_the_first_token_that_was_not_drawn() -> None:
+    request, step = verify.rows_of(COUNTS, torch.device("cpu"))
+    assert request.tolist() == [0, 0, 2, 2, 2, 0, 1, 2] and step.tolist() == [
+        0,
+        1,
+        0,
+        1,
+        2,
+        2,
+        0,
+        3,
+    ]
+    kept = verify.accepted(DRAWN, DRAFTS, request, step, (3, 4))
+    assert kept.tolist() == KEPT
+
+
+def test_both_runners_keep_the_same() -> None:
+    offsets = torch.tensor([0, 3, 4, 8], dtype=torch.int32)
+    step = torch.tensor([0, 1, 2, 0, 0, 1, 2, 3])
+    drawn = torch.tensor([11, 12, 13, 21, 31, 32, 33, 34])
+    inputs = torch.tensor([10, 11, 99, 20, 30, 31, 32, 33])  # what the model was given
+    tokens, count = runner2.keep(drawn, inputs, offsets, step, 3)
+    assert count.tolist() == [2, 1, 4]
+    for row, kept, n in zip(tokens.tolist(), KEPT, count.tolist(), strict=True):
+        assert row[:n] == kept[:n]
+
+
+def test_columns_of_logprobs_have_the_bits_of_log_softmax() -> None:
+    logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(700, (5, 3), generator=torch.Generator().manual_seed(1))
+    expected = ops.log_softmax(logits, -1).gather(1, ids)
+    assert torch.equal(runner2.token_logprobs(logits, ids.int()), expected)
