@@ -159,6 +159,8 @@ class Tape:
 
     def _enter(self, name: str, kind: str) -> Callable[..., None]:
         def hook(_module: Any, args: Any, kwargs: Any) -> None:
+            if torch.compiler.is_compiling():
+                return  # a compiler that traces the model must not trace the listener
             self.stack.append(name)
             if not name and not self._busy:
                 self.forwards += 1
@@ -172,6 +174,8 @@ class Tape:
 
     def _leave(self, name: str, kind: str) -> Callable[..., None]:
         def hook(_module: Any, _args: Any, output: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
             if self.window is not None and not self._busy:
                 self.left(self.key(name, kind), output)
             self.stack.pop()

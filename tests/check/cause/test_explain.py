@@ -168,3 +168,20 @@ def test_the_bundled_model_is_explained_by_check() -> None:
     if found is not None:
         assert isinstance(found, Explanation) and found.kind == "reordering"
         assert found.swaps and found.swaps[-1].differing == 0
+
+
+def test_compiled_against_eager() -> None:
+    """Inductor's fused sum has another order; step by step both runs are eager and agree."""
+
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(x * 1.7, -1).sum(-1, keepdim=True) * x.sum(-1, keepdim=True)
+
+    model = Sums()
+    x = values(16, 4099)
+    fused = torch.compile(model)
+    if torch.equal(fused(x), model(x)):
+        pytest.skip("this compiler keeps the order")
+    found = explain(model, lambda: model(x), lambda: fused(x))
+    assert (found.kind, found.detail, found.trigger) == ("reordering", "compiled", "compiled")
+    assert any("Run eagerly" in line for line in found.evidence)

@@ -122,6 +122,22 @@ class Operation:
         finally:
             before.restore()
 
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the GPU kernels that it launches; empty on a CPU and without a profiler."""
+        if not any(t.is_cuda for t in self.operands):
+            return ()
+        from torch.profiler import ProfilerActivity, profile
+
+        args, kwargs = self.with_operands(self.operands)
+        with self.settings.in_force(), torch.no_grad():
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                self.func(*args, **kwargs)
+                torch.cuda.synchronize()
+        events: Any = seen.events()
+        names = (str(e.name) for e in events if str(e.device_type).endswith("CUDA"))
+        return tuple(name for name in names if not name.startswith(("Memcpy", "Memset")))
+
     def with_operands(
         self, operands: Sequence[torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -243,6 +243,7 @@ class _Search:
             functools.cache(self._filled),
         )  # fmt: skip
         found = diagnose(case)
+        self.evidence += _kernels(first, second)
         swaps = self._swaps(pair)
         return self._explanation(
             found,
@@ -395,6 +396,14 @@ class _Search:
             self.evidence.append(f"With the switch on it does not run: {error}")
             return []
         return [SwapResult("everything (the switch)", 0, *_still_differing(x, y, self.runs))]
+
+
+def _kernels(first: Operation, second: Operation) -> list[str]:
+    """Which GPU kernels the two calls launch."""
+    x, y = (", ".join(op.kernels()) for op in (first, second))
+    if not x or not y:
+        return []
+    return [f"Both launch {x}."] if x == y else [f"The first launches {x}, the second {y}."]
 
 
 def _amount(
