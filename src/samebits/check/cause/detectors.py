@@ -16,22 +16,10 @@ from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
 from samebits.check.tape import Key
 
-_ORDERINGS = frozenset(
-    [
-        "topk",
-        "sort",
-        "argsort",
-        "argmax",
-        "argmin",
-        "max",
-        "min",
-        "kthvalue",
-        "mode",
-        "median",
-        "nanmedian",
-        "aminmax",
-    ]
-)
+_ORDERINGS = {
+    "topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "mode", "median",
+    "nanmedian", "aminmax",
+}  # fmt: skip
 _DRAWS = 8
 
 

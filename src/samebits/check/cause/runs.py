@@ -57,7 +57,7 @@ class Runs:
     Attributes:
         requests: the part of each run that is compared.
         passes: forward passes of the model so far (calls, where there is no model).
-        returned: what the calls returned when nobody listened, as tensors.
+        returned: the request's part of what the calls returned when nobody listened.
         last: what they returned under the last marks.
     """
 
@@ -68,8 +68,7 @@ class Runs:
         self.passes = 0
         self.last: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         self._random: list[RandomState] = []
-        self.returned: list[list[torch.Tensor]] = []
-        shapes = []
+        shapes, values = [], []
         for call in self._calls:
             self._random.append(random_state())
             tape = _Shapes(module)
@@ -77,11 +76,23 @@ class Runs:
                 value = call()
             self.passes += max(tape.forwards, 1)
             shapes.append(tape)
-            self.returned.append([t.detach().clone() for t in tensors(value)])
+            values.append(value)
         self.after = random_state()
         self._windows = shapes[0].last, shapes[1].last
         self._own = any(tape.announced for tape in shapes)  # the calls return the request's part
         self.requests = _requests(align, shapes[0].seen, shapes[1].seen)
+        self.returned = [self._mine(side, value) for side, value in enumerate(values)]
+
+    def _mine(self, side: int, value: Any) -> list[torch.Tensor]:
+        """The request's part of what a call returned, as flat tensors."""
+        request, window = self.requests[side], self._windows[side]
+        found = []
+        for t in tensors(value):
+            part = None
+            if request.row is not None and window.batch and not self._own:
+                part = window.select(t, request.row, None)
+            found.append((t if part is None else part[0]).detach().reshape(-1).clone())
+        return found
 
     def play(self, side: int, listener: Tape) -> list[torch.Tensor]:
         """One run under a listener, from the random state that it had the first time."""
@@ -94,7 +105,7 @@ class Runs:
             else:
                 value = self._calls[side]()
         self.passes += max(listener.forwards, 1)
-        return [t.detach() for t in tensors(value)]
+        return self._mine(side, value)
 
     def both(self, make: Callable[[Request, Marks | None], Marks]) -> tuple[Marks, Marks]:
         """Both runs under marks; the second ones know the first ones' token axes."""
@@ -112,7 +123,7 @@ class Runs:
         with tape.playing(), torch.no_grad():
             value = self._calls[side]()
         self.passes += max(tape.forwards, 1)
-        return [t.detach().clone() for t in tensors(value)]
+        return self._mine(side, value)
 
     def repeats(self, side: int) -> bool:
         """Whether a run gives the bits that it gave the first time."""
@@ -121,32 +132,12 @@ class Runs:
 
     def results(self, x: Sequence[torch.Tensor], y: Sequence[torch.Tensor]) -> Difference:
         """The difference of what the two calls returned, as far as it can be compared."""
-        parts = []
-        for a, b in zip(x, y, strict=False):
-            if not self._own and (a.shape != b.shape or self._rows_differ):
-                a, b = (
-                    _row(t, window, request)
-                    for t, window, request in zip((a, b), self._windows, self.requests, strict=True)
-                )
-            if a.shape == b.shape and a.dtype == b.dtype:
-                parts.append(difference((a.cpu(),), (b.cpu(),)))
-        return add(parts)
-
-    @property
-    def _rows_differ(self) -> bool:
-        return self.requests[0].row != self.requests[1].row
+        pairs = [(a, b) for a, b in zip(x, y, strict=False) if a.shape == b.shape]
+        return add([difference((a,), (b,)) for a, b in pairs if a.dtype == b.dtype])
 
     def finish(self) -> None:
         """Leaves the random state as the two plain runs left it."""
         self.after.restore()
-
-
-def _row(t: torch.Tensor, window: Window, request: Request) -> torch.Tensor:
-    """The request's part of a returned tensor; the tensor, where it has no batch axis."""
-    if request.row is None or not window.batch:
-        return t
-    part = window.select(t, request.row, None)
-    return t if part is None else part[0]
 
 
 def _requests(
@@ -163,7 +154,7 @@ def _requests(
             x if isinstance(x, Request) else Request(x),
             y if isinstance(y, Request) else Request(y),
         )
-    if first == second:
+    if first == second or not first or not second:  # compiled models are not seen to run
         return Request(), Request()
     lengths = [{length for _, length in seen} for seen in (first, second)]
     if len(first) == len(second) and lengths[0] != lengths[1]:
