@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -131,11 +132,12 @@ class Operation:
         args, kwargs = self.with_operands(self.operands)
         with self.settings.in_force(), torch.no_grad():
             torch.cuda.synchronize()
-            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
                 self.func(*args, **kwargs)
                 torch.cuda.synchronize()
         events: Any = seen.events()
         names = (str(e.name) for e in events if str(e.device_type).endswith("CUDA"))
+        names = (re.split(r"[<(]", name.removeprefix("void "))[0] for name in names)
         return tuple(name for name in names if not name.startswith(("Memcpy", "Memset")))
 
     def with_operands(

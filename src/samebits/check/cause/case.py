@@ -14,6 +14,7 @@ from samebits.check.cause.capture import Operation, Origin
 from samebits.check.cause.factors import Isolation
 from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
+from samebits.check.result import Noise
 from samebits.check.tape import Key
 
 
@@ -80,6 +81,13 @@ class Case:
         """Both calls against the exact result."""
         return precision.judge(self.first, self.second)
 
+    @cached_property
+    def noise(self) -> Noise | None:
+        """Both results against what other orders give, where a contract's interval covers them."""
+        from samebits.check.noise import noise  # which is made of parts of this package
+
+        return None if self.unlike else noise(self.first, self.second)
+
     @property
     def of_bound(self) -> tuple[float, float] | None:
         """The largest error of each call as a share of what rounding alone can cause."""
@@ -99,6 +107,8 @@ class Case:
     @property
     def within(self) -> bool:
         """Whether both results are within what rounding alone can cause."""
+        if self.noise is not None:
+            return self.noise.verdict != "defect"
         if self.of_bound is not None:
             return max(self.of_bound) <= 1.0
         return small(self.values)

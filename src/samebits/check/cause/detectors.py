@@ -47,9 +47,10 @@ def random_numbers(case: Case) -> Diagnosis | None:
         )  # fmt: skip
     if torch.Tag.nondeterministic_seeded not in case.second.func.tags or case.unlike:
         return None
-    op, plain = case.second, case.isolation.alone[1]
+    op = case.second
+    plain = op.parts(case.isolation.alone[1])
     seeds = [_seeded(i) for i in range(_DRAWS)]
-    if all(same(op.run(random=state), plain) for state in seeds):
+    if all(same(op.parts(op.run(random=state)), plain) for state in seeds):
         return None  # it could draw (dropout), and does not
     mine = op.parts(op.run(random=case.first.random))
     if same(mine, case.isolation.want[0]):
@@ -265,10 +266,15 @@ def argument(case: Case) -> Diagnosis | None:
     # A mask and "is causal" go together; the mask is what a reader looks for.
     name, a, b = next((u for u in unlike if "mask" in u[0]), unlike[0])
     if case.judgement is not None and case.judgement.alike and case.within:
+        lengths = case.first.window.length, case.second.window.length
+        mask = "mask" in name
+        tokens = lengths[0] != lengths[1] and not mask
+        how = f"computes {lengths[1]} tokens at once instead of {lengths[0]}" if tokens else (
+            f"was called with another {name} that means the same here"
+        )  # fmt: skip
         return Diagnosis(
-            "reordering", "other kernel",
-            f"{case.op} was called with another {name}, which means the same here but chooses "
-            "another kernel.", "mask" if "mask" in name else name,
+            "reordering", "other kernel", f"{case.op} {how}, which chooses another kernel.",
+            "mask" if mask else "tokens" if tokens else name,
             (f"{name} is {a} in the first run and {b} in the second; computed exactly, both "
              "give the same.",),
         )  # fmt: skip
@@ -381,11 +387,22 @@ def other_operations(
 
 
 def _bound_line(case: Case) -> tuple[str, ...]:
-    shares = case.of_bound
-    if shares is None:
+    """What the results are worth against the exact one and against other orders."""
+    found = case.noise
+    if found is not None:
+        can = (
+            f"{found.outside:,} of {found.elements:,} results can come from no order of additions"
+            if found.outside
+            else f"All {found.elements:,} results of a sample can come from some order of additions"
+        )
+        return (
+            f"{can}; they lie {found.times:.2g} times as far apart as other orders of the same "
+            "operands do.",
+        )
+    if case.of_bound is None:
         return ()
-    a, b = (f"{100 * s:.3g} %" for s in shares)
-    word = "Both results are" if max(shares) <= 1 else "Not both results are"
+    a, b = (f"{100 * s:.3g} %" for s in case.of_bound)
+    word = "Both results are" if max(case.of_bound) <= 1 else "Not both results are"
     return (
         f"{word} within the error that rounding can cause in any order: the first uses {a} of it, "
         f"the second {b}.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from samebits.check.cause.capture import Operation
@@ -91,7 +92,7 @@ def _bounded(op: Operation) -> tuple[torch.Tensor, torch.Tensor]:
     if op.func.namespace != "aten":
         raise ValueError(f"nothing is known of {op.func}")
     floats = [t for t in op.operands if t.dtype in OUTPUT]
-    exact = _in_binary64(op)
+    exact = _exact_attention(op) if "attention" in name else _in_binary64(op)
     last = OUTPUT[output.dtype] * exact.abs() + torch.finfo(output.dtype).tiny
     if name in _PRODUCTS or name in _SUMS:
         size = _in_binary64(op, torch.abs).abs()
@@ -123,6 +124,20 @@ def _in_binary64(
     with torch.no_grad():
         results: list[torch.Tensor] = tree_leaves(op.func(*args, **kwargs))
     return results[0]
+
+
+def _exact_attention(op: Operation) -> torch.Tensor:
+    """Attention in binary64; fused kernels would take it for another type."""
+    names = [argument.name for argument in op.func._schema.arguments]
+    given = dict(zip(names, op.args, strict=False)) | op.kwargs
+    q, k, v = (t.double() for t in op.operands[:3])
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    if isinstance(mask, torch.Tensor) and mask.dtype in OUTPUT:
+        mask = mask.double()
+    return functional.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=bool(given.get("is_causal")), scale=given.get("scale"),
+        enable_gqa=q.dim() == 4 and q.shape[1] != k.shape[1],
+    )  # fmt: skip
 
 
 def _attention(op: Operation, exact: torch.Tensor) -> torch.Tensor:
