@@ -23,6 +23,7 @@ def arguments(dtype: torch.dtype) -> torch.Tensor:
     count = 1 << (12 if INTERPRETED else 20)
     words = g.integers(0, 1 << 32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
     near = g.standard_normal(count) * 2.0 ** g.integers(-20, 6, count)
+    near[:5] = -np.inf, np.inf, np.nan, 0.0, -0.0
     return torch.from_numpy(np.concatenate([words, near.astype(np.float32)]))
 
 

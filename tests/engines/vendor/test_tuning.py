@@ -49,7 +49,10 @@ def test_candidates_are_admitted(shape: tuple[int, int, int], dtype: str) -> Non
     contract = contract_for(key)
     assert isinstance(contract, LinearContract)
     found = tuning.candidates(m, n, k, tuning._DTYPES[dtype])
-    assert len(found) >= (1 if dtype == "fp32" else 16) and len(set(found)) == len(found)
+    # For one row of fp32 the library may have matrix-vector kernels alone: their tree is another.
+    least = int(m > 1) if dtype == "fp32" else 16
+    assert len(found) >= least and len(set(found)) == len(found)
+    assert all(schedule.tile for schedule in found)
     for schedule in found:
         assert tuning.admit(contract, schedule, m, n, k) is None, schedule
 

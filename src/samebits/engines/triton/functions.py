@@ -53,6 +53,12 @@ def rounded_word(z):
 
 
 @triton.jit
+def chips_nan(x):
+    """The fp32 NaN that the chip computes, like x; the compiler's constant is another."""
+    return tl.full(x.shape, 0x7FFFFFFF, tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def polynomial(x, C: tl.constexpr, TERMS: tl.constexpr):
     """Horner's rule in fma, the highest of TERMS coefficients first."""
     y = tl.full(x.shape, C[0], tl.float32)
@@ -119,7 +125,7 @@ def _log_parts(f, n):
 @triton.jit
 def _log_specials(x, pole, y):
     y = tl.where(x == float("inf"), float("inf"), tl.where(x == pole, float("-inf"), y))
-    return tl.where(x >= pole, y, float("nan"))
+    return tl.where(x >= pole, y, chips_nan(x))
 
 
 @triton.jit
@@ -166,7 +172,7 @@ def sigmoid(x):
 def silu(x):
     """x / (1 + e^-x) in fp32."""
     y = _times_sigmoid(at_least(x, -110.0), x)
-    return tl.where(x == float("-inf"), float("nan"), y)
+    return tl.where(x == float("-inf"), chips_nan(x), y)
 
 
 # ---- fp64 inside, rounded once ------------------------------------------------------------------
@@ -202,7 +208,7 @@ def gelu_tanh(x):
     v = clamp(x, -12.0, 12.0).to(tl.float64)
     e = exp64(-(v * _fma64(v * v, tl.full(v.shape, _GELU_CUBIC, tl.float64), _GELU_LINEAR)))
     y = (at_least(x, -12.0).to(tl.float64) / (1.0 + e)).to(tl.float32)
-    return tl.where(x == float("-inf"), float("nan"), y)
+    return tl.where(x == float("-inf"), chips_nan(x), y)
 
 
 @triton.jit
@@ -216,4 +222,4 @@ def gelu(x):
         tl.where(below, 1.0, -1.0).to(tl.float64), tail, tl.where(below, 0.0, 1.0).to(tl.float64)
     )
     y = (at_least(x, -15.0).to(tl.float64) * cdf).to(tl.float32)
-    return tl.where(x == float("-inf"), float("nan"), y)
+    return tl.where(x == float("-inf"), chips_nan(x), y)

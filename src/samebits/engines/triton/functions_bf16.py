@@ -12,7 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.functions import _ROUNDING, at_least, clamp, power_of_two
+from samebits.engines.triton.functions import (
+    _ROUNDING,
+    at_least,
+    chips_nan,
+    clamp,
+    power_of_two,
+)
 
 _HALF_LOG2E = tl.constexpr(0.7213475108146667)
 _GELU_LINEAR = tl.constexpr(1.1511040925979614)  # sqrt(2 / pi) log2(e)
@@ -76,4 +82,4 @@ def gelu(x):
     # 2^n in two steps: n reaches -141.
     tail = p * tl.exp2(r) * power_of_two(z.to(tl.int32, bitcast=True) + 64) * 5.421010862427522e-20
     y = at_least(x, -14.0) * tl.where(x < 0, tail, 1.0 - tail)
-    return tl.where(x == float("-inf"), float("nan"), y)
+    return tl.where(x == float("-inf"), chips_nan(x), y)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from samebits.contract import functions as exact
-from samebits.engines.triton.functions import log, polynomial, power_of_two
+from samebits.engines.triton.functions import chips_nan, log, polynomial, power_of_two
 
 #: Keys of a step: the maximum is raised once for each.
 STEP = tl.constexpr(64)
@@ -23,7 +23,6 @@ _LN2 = tl.constexpr(float.fromhex("0x1.62e430p-1"))
 #: 1.5 * 2^23: adding and subtracting it rounds to the nearest integer, ties to even; the sum's word
 #: ends with that integer.
 _ROUNDING = tl.constexpr(12582912.0)
-_NAN = tl.constexpr(0x7FFFFFFF)
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 
@@ -111,5 +110,5 @@ def logsumexp(m, l):  # noqa: E741
     """The logsumexp of the scores; -Inf for a row that sees nothing."""
     lse = tl.fma(m, tl.full(m.shape, _LN2, tl.float32), log(l))
     # The chip's NaN, which the compiler may have replaced by its own.
-    lse = tl.where(lse == lse, lse, tl.full(m.shape, _NAN, tl.int32).to(tl.float32, bitcast=True))
+    lse = tl.where(lse == lse, lse, chips_nan(m))
     return tl.where(m == float("-inf"), float("-inf"), lse)

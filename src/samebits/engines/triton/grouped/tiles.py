@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from samebits.engines.triton.functions import chips_nan
+
 
 @triton.jit
 def load_edges(edges, experts, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
@@ -45,4 +47,4 @@ def tile_of(
 def blank_unused(y, expert, experts):
     """+0 for slots without an expert, NaN for those of no such expert, `y` for all others."""
     y = tl.where(expert == experts, tl.zeros_like(y), y)
-    return tl.where(expert > experts, tl.zeros_like(y) + float("nan"), y)
+    return tl.where(expert > experts, chips_nan(y), y)

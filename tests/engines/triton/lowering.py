@@ -1,0 +1,91 @@
+"""Lowers the attention kernels for a Hopper GPU as far as Triton's own dialect: no GPU is needed.
+
+Run as a program, for the interpreter cannot be turned off in a process that has it: prints one line
+for each variant that Triton does not accept. What the interpreter runs as Python, the compiler may
+still refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompilationError, make_backend
+
+from samebits.engines.triton.attention.forward import attention_kernel
+from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
+
+TARGET = GPUTarget("cuda", 90, 32)
+POINTERS = {"q": "*bf16", "k": "*bf16", "v": "*bf16", "out": "*bf16"}
+REALS = {"a", "cap", "masked_at"}
+#: Parameters that are tensors or None.
+OPTIONAL = {
+    "lse", "partial", "stats", "cu_q", "cu_k", "kv_lens", "table", "starts", "mask", "sinks",
+    "k_scale", "v_scale",
+}  # fmt: skip
+FORWARD = {
+    "D": 64, "DV": 64, "BLOCK_D": 64, "BLOCK_DV": 64, "GROUP": 4, "KEYS": "dense", "PAGE": 0,
+    "CAUSAL": False, "WINDOW": False, "MASK": 0, "SOFTCAP": False, "SINKS": False, "LSE": False,
+    "K_SCALE": False, "V_SCALE": False, "BLOCK_M": 16, "ONE_POSITION": False, "SPAN": 1,
+    "SPLIT": False, "STAGES": 3, "PDL": False,
+}  # fmt: skip
+SHARED = {"GROUP": 4, "KEYS": "dense", "PAGE": 0, "CAUSAL": True, "WINDOW": False, "SOFTCAP": False,
+          "K_SCALE": False, "BLOCK_M": 16, "PDL": True}  # fmt: skip
+
+
+def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
+    """Kernel, its compile-time parameters, and the types of the optional tensors that are there."""
+    for span in (1, 2):
+        for options in ({}, {"SOFTCAP": True}, {"WINDOW": True, "CAUSAL": True}):
+            yield attention_kernel, {"ONE_POSITION": True, "SPAN": span, **options}, {}
+        split = {"ONE_POSITION": True, "SPAN": span, "SPLIT": True, "PDL": True}
+        yield attention_kernel, split, {"partial": "*fp32", "stats": "*fp32"}
+    for block in (16, 64):
+        for mask, kind in ((0, None), (1, "*i1"), (2, "*fp32"), (2, "*bf16")):
+            for softcap in (False, True):
+                there = {"mask": kind} if kind else {}
+                yield attention_kernel, {"BLOCK_M": block, "MASK": mask, "SOFTCAP": softcap}, there
+    sinks = {"CAUSAL": True, "SINKS": True, "LSE": True, "KEYS": "varlen"}
+    there = {"sinks": "*fp32", "lse": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
+    yield attention_kernel, sinks, there
+    paged = {"KEYS": "paged", "PAGE": 16, "ONE_POSITION": True, "SPAN": 2}
+    yield attention_kernel, paged, {"cu_q": "*i32", "kv_lens": "*i32", "table": "*i32"}
+    for softcap in (False, True):
+        scores = {"scores": "*fp32", "tops": "*fp32"}
+        shared = SHARED | {"SOFTCAP": softcap}
+        yield scores_kernel, shared | {"D": 64, "BLOCK_D": 64}, scores
+        written = {"partial": "*fp32", "stats": "*fp32"}
+        yield values_kernel, shared | {"DV": 64, "COLUMNS": 16, "LEAF": 512}, scores | written
+
+
+def lower(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> None:
+    """Raises what Triton raises."""
+    if kernel is attention_kernel:
+        constants = FORWARD | constants
+    signature, values = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        kind = (POINTERS | there).get(name, "fp32" if name in REALS else "i32")
+        if name in constants or (name in OPTIONAL and name not in there):
+            kind, values[(i,)] = "constexpr", constants.get(name)
+        signature[name] = kind
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values)
+    backend = make_backend(TARGET)
+    options = backend.parse_options({"num_warps": 4, "enable_fp_fusion": False})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    source.make_ir(TARGET, options, functions, backend.get_module_map(), context)
+
+
+if __name__ == "__main__":
+    for kernel, constants, there in variants():
+        try:
+            lower(kernel, constants, there)
+        except (CompilationError, TypeError, ValueError) as error:
+            reason: BaseException = error
+            while reason.__cause__ is not None:
+                reason = reason.__cause__
+            print(kernel.__name__, constants, there, repr(reason))
