@@ -80,12 +80,19 @@ def lower(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> None
     source.make_ir(TARGET, options, functions, backend.get_module_map(), context)
 
 
+def refusal(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> str | None:
+    """Why Triton does not accept a variant; None if it does."""
+    try:
+        lower(kernel, constants, there)
+    except (CompilationError, TypeError, ValueError) as error:
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        return repr(reason)
+    return None
+
+
 if __name__ == "__main__":
-    for kernel, constants, there in variants():
-        try:
-            lower(kernel, constants, there)
-        except (CompilationError, TypeError, ValueError) as error:
-            reason: BaseException = error
-            while reason.__cause__ is not None:
-                reason = reason.__cause__
-            print(kernel.__name__, constants, there, repr(reason))
+    for variant in variants():
+        if why := refusal(*variant):
+            print(variant, why)
