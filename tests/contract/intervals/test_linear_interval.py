@@ -55,6 +55,16 @@ def test_nothing_is_outside(case: tuple[str, str, int, tuple[str, ...]]) -> None
     assert width is not None and width < 1
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="needs 80-bit arithmetic")
+@pytest.mark.parametrize("case", TRIAL.ROWS, ids=lambda case: case[0])
+def test_no_row_is_outside(case: tuple[str, int, str]) -> None:
+    tally = TRIAL.row_trial(case, 3_000, np.random.default_rng(1))
+    assert tally.outputs >= 3_000 and tally.largest > 0
+    assert tally.outside == 0
+    width = tally.width("replay")
+    assert width is not None and width < 1
+
+
 def data(k: int, *, m: int = 9, n: int = 11, seed: int = 0) -> Pair:
     rng = np.random.default_rng(seed)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (n, k)))
