@@ -40,6 +40,17 @@ def qkv(
     )  # fmt: skip
 
 
+def alike(q_len: int, kv_len: int, d: int = 16) -> tuple[torch.Tensor, ...]:
+    """q, k, v of two heads that share keys, every score near 128.
+
+    Many keys have a say in a row then, and what rounding a score loses shows in their weights.
+    """
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, t, d, generator=g) for h, t in ((2, q_len), *[(1, kv_len)] * 2))
+    q[..., 0], k[..., 0] = 8, 16 * d**0.5
+    return tuple(x.to(DEVICE, torch.bfloat16) for x in (q, k, v))
+
+
 def seen_keys(q_len: int, kv_len: int, start: int, causal: bool, window: int | None) -> np.ndarray:
     row, key = start + np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
     seen = np.ones((q_len, kv_len), bool)

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from attention_kernel_cases import DEVICE, MANY, attend, contract, expected, paged, qkv
+from attention_kernel_cases import (
+    DEVICE,
+    MANY,
+    alike,
+    attend,
+    contract,
+    expected,
+    paged,
+    qkv,
+)
 
 from samebits import bits
 from samebits.engines.schedule import BUCKETS, ScheduleKey
@@ -76,11 +85,7 @@ def test_a_mask_that_only_hides_has_the_bits_of_none(
     schedule: AttentionSchedule, kind: str
 ) -> None:
     """So that a padded batch, which needs a mask, has the bits of each text alone."""
-    g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, h, t, 16, generator=g) for h, t in ((2, 33), (1, 300), (1, 300)))
-    # Every score is near 128: what rounding it loses then shows in many weights.
-    q[..., 0], k[..., 0] = 8, 64
-    q, k, v = (x.to(DEVICE, torch.bfloat16) for x in (q, k, v))
+    q, k, v = alike(33, 300)
     mask = torch.ones(33, 300, dtype=torch.bool).tril(300 - 33)
     if kind != "bool":
         low = -math.inf if kind == "zeros and -inf" else torch.finfo(torch.float32).min
@@ -90,6 +95,33 @@ def test_a_mask_that_only_hides_has_the_bits_of_none(
     masked, masked_lse = attend(of, schedule, q, k, v, mask=mask, causal=False)
     assert lse is not None and masked_lse is not None
     assert bits.equal(masked_lse, lse) and bits.equal(masked, plain)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "q_len"), [(WHOLE, 20), (SPLIT, 20), (TALL, 20), (SPREAD, 1), (PAIRS, 1)],
+    ids=["whole", "split", "tall", "spread", "pairs"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 90.0}, {"window": 150}, {"sinks": torch.tensor([128.0, 131.0])}],
+    ids=["plain", "softcap", "window", "sinks"],
+)  # fmt: skip
+def test_scores_that_are_alike(
+    schedule: AttentionSchedule, q_len: int, options: dict[str, Any]
+) -> None:
+    same(schedule, *alike(q_len, 300), **options)
+
+
+@EACH
+@pytest.mark.parametrize("softcap", [None, 90.0])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_of_scores_that_are_alike(
+    schedule: AttentionSchedule, kind: str, softcap: float | None
+) -> None:
+    g = torch.Generator().manual_seed(1)
+    mask = torch.rand(1, 12, 300, generator=g) < 0.7
+    if kind == "float":
+        mask = torch.where(mask, torch.randn(1, 12, 300, generator=g), -math.inf)
+    same(schedule, *alike(12, 300), mask=mask, causal=False, softcap=softcap)
 
 
 @pytest.mark.parametrize(("d", "dv"), [(16, 32), (80, 80), (96, 24), (192, 128)])

@@ -92,6 +92,24 @@ def test_scales_are_one_for_each_head() -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("rows, keys", [(300, 300), (130, 1100), (1, 900), (1, 5000)])
+def test_scores_that_are_alike(rows: int, keys: int, d: int) -> None:
+    """Every score near 128: many keys have a say, and what rounding a score loses shows."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, t, d, generator=g) for h, t in ((4, rows), (2, keys), (2, keys)))
+    q[..., 0], k[..., 0] = 8, 16 * d**0.5
+    q, k, v = (x.to(DEVICE, torch.bfloat16) for x in (q, k, v))
+    start = keys - rows
+    got = sb.ops.attention(q, k, v, causal=True, q_start=start)
+    assert bits.equal(
+        got[0].cpu(), evaluated(q[0], *(x[0].repeat_interleave(2, 0) for x in (k, v)))
+    )
+    mask = torch.ones(rows, keys, dtype=torch.bool, device=DEVICE).tril(start)
+    assert bits.equal(sb.ops.attention(q, k, v, mask=mask), got)
+
+
+@on_gpu
 def test_stock_attention_is_not_consistent_and_ours_is() -> None:
     """The control first: a decode step of stock SDPA has other bits than the prefill's row."""
     q, k, v = (draw(1, h, 600, 128, seed=i) for i, h in enumerate((8, 8, 8)))
