@@ -41,10 +41,17 @@ def config(kind: str) -> Any:
             **_SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW,
             layer_types=["sliding_attention", "full_attention"],
         )  # fmt: skip
+    if kind == "deepseek_v3":  # keys and values of different sizes, groups of experts
+        sizes = {name: n for name, n in _SIZES.items() if name != "head_dim"}
+        return t.DeepseekV3Config(
+            **(sizes | {"num_key_value_heads": 4}), n_routed_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=32, n_group=2, topk_group=1, q_lora_rank=16, kv_lora_rank=16,
+            qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12, first_k_dense_replace=1,
+        )  # fmt: skip
     raise KeyError(kind)
 
 
-DECODERS = ("llama", "qwen3", "gemma2", "mistral", "mixtral", "gpt_oss")
+DECODERS = ("llama", "qwen3", "gemma2", "mistral", "mixtral", "gpt_oss", "deepseek_v3")
 
 
 def decoder(kind: str, dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import samebits.integrations.transformers as sbt
 from samebits.bits import equal as same_bits
 from samebits.errors import CapacityError, SettingError, ShapeError
 from samebits.integrations.transformers.cache import compress, expand
-from samebits.integrations.transformers.kvplan import free_memory, plan_cache
+from samebits.integrations.transformers.kvplan import LayerShape, free_memory, plan_cache
 
 FORMS = pytest.mark.parametrize("form", ["full", "int8", "fp8"])
 LENGTHS = (5, 23, 14, 1)
@@ -24,7 +25,7 @@ def test_the_plan_is_what_is_allocated(form: Any) -> None:
     cache = sbt.KVCache.for_model(model, batch=3, length=50, form=form)
     plan = cache.plan
     assert cache.allocated_bytes == plan.bytes
-    assert plan.bytes == 3 * 50 * plan.token_bytes + plan.workspace_bytes
+    assert plan.bytes == 3 * 50 * plan.row_bytes
     assert plan.token_bytes == 2 * 2 * (2 * 12 * 2 if form == "full" else 2 * 12 + 8)
 
 
@@ -40,8 +41,7 @@ def test_what_does_not_fit_is_said_before_anything_is_allocated() -> None:
     with pytest.raises(CapacityError, match="does not fit"):
         sbt.KVCache.for_model(model, batch=2**20, length=2**20)
     assert free_memory(torch.device("cpu")) > 2**20
-    big = plan_cache(models.decoder("llama"), batch=1, length=64)
-    deep = big.__class__(**{**big.__dict__, "layers": 40, "key_dim": 128, "value_dim": 128})
+    deep = replace(plan, layers=(LayerShape(8, 128, 128),) * 40)
     with pytest.raises(CapacityError, match=r'form="int8" \('):
         deep.check(deep.bytes - 1)
 
@@ -52,9 +52,16 @@ def test_bad_plans() -> None:
         plan_cache(model, batch=1, length=1, form="int3")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="at least 1"):
         plan_cache(model, batch=0, length=1)
-    model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(SettingError, match="linear_attention"):
-        plan_cache(model, batch=1, length=1)
+    from transformers import AutoModelForCausalLM, Qwen3NextConfig, T5Config
+    from transformers import T5ForConditionalGeneration as T5
+
+    with pytest.raises(SettingError, match="an encoder's keys"):
+        plan_cache(T5(T5Config(vocab_size=9, d_model=8, num_layers=1)), batch=1, length=1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 9, "num_experts": 2}
+    kinds = ["linear_attention", "full_attention"]
+    hybrid = AutoModelForCausalLM.from_config(Qwen3NextConfig(**sizes, layer_types=kinds))
+    with pytest.raises(SettingError, match="LinearAttentionLayer keeps another state"):
+        plan_cache(hybrid, batch=1, length=1)
 
 
 @pytest.mark.parametrize("kind, largest", [(torch.int8, 127.0), (torch.float8_e4m3fn, 448.0)])
@@ -76,7 +83,7 @@ def test_a_tokens_numbers_follow_that_token_alone(kind: torch.dtype, largest: fl
 
 
 @FORMS
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
 @torch.no_grad()
 def test_prefill_chunks_and_decode_agree_in_it(kind: str, form: Any, switch: None) -> None:
     model = sbt.enable(models.decoder(kind))

@@ -33,7 +33,7 @@ def test_a_seed_can_come_from_torch_and_is_asked_for_once_a_row(switch: None) ->
     first = model.generate(ids, **HOW)
     assert model.generate(ids, **HOW).tolist() == first.tolist()
     assert model.generate(ids, seeds=2**63 + 5, **HOW).tolist() == first.tolist()
-    with pytest.raises(ShapeError, match="2 seeds for 1"):
+    with pytest.raises(ShapeError, match="2 seeds for 1 prompts"):
         model.generate(ids, seeds=[1, 2], **HOW)
 
 
@@ -42,3 +42,15 @@ def test_beams_that_sample_are_refused(switch: None) -> None:
     model = sbt.enable(models.decoder("llama"))
     with pytest.raises(UncoveredError, match="beam search with sampling"):
         model.generate(torch.tensor([[5, 6]]), num_beams=2, **HOW)
+
+
+@torch.no_grad()
+def test_several_answers_to_one_prompt_differ(switch: None) -> None:
+    model, rows = sbt.enable(models.decoder("llama")), models.prompts([6, 3])
+    batch = models.pad(rows, "left")
+    several = model.generate(**batch, seeds=[4, 5], num_return_sequences=3, **HOW)[:, 6:].tolist()
+    single = model.generate(**batch, seeds=[4, 5], **HOW)[:, 6:].tolist()
+    assert [several[0], several[3]] == single
+    assert len({tuple(answer) for answer in several}) == 6
+    alone = model.generate(torch.tensor([rows[1]]), seeds=5, num_return_sequences=3, **HOW)
+    assert alone[:, 3:].tolist() == several[3:]

@@ -14,7 +14,14 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from samebits.errors import ShapeError
-from samebits.integrations.transformers.kvplan import SCALE, STORED, CachePlan, Form, plan_cache
+from samebits.integrations.transformers.kvplan import (
+    SCALE,
+    STORED,
+    CachePlan,
+    Form,
+    LayerShape,
+    plan_cache,
+)
 
 
 def compress(
@@ -40,15 +47,19 @@ def expand(stored: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torc
 class _Store:
     """Keys, or values, of one layer: [batch, heads, length, dim] in the plan's form."""
 
-    def __init__(self, plan: CachePlan, dim: int, workspace: torch.Tensor | None) -> None:
-        shape = (plan.batch, plan.heads, plan.length)
+    def __init__(
+        self, plan: CachePlan, heads: int, dim: int, workspace: torch.Tensor | None
+    ) -> None:
+        shape = (plan.batch, heads, plan.length)
         self.form = STORED[plan.form]
         kind = plan.dtype if self.form is None else self.form[0]
         self.data = torch.zeros(*shape, dim, dtype=kind, device=plan.device)
         self.scale: torch.Tensor | None = None
+        self.workspace: torch.Tensor | None = None
         if self.form is not None:
+            assert workspace is not None
             self.scale = torch.zeros(*shape, 1, dtype=SCALE, device=plan.device)
-        self.workspace = workspace
+            self.workspace = workspace[: self.data.numel()].view_as(self.data)
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.data] if self.scale is None else [self.data, self.scale]
@@ -75,12 +86,15 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
     is_croppable = True
     is_compileable = False
 
-    def __init__(self, plan: CachePlan, workspaces: tuple[torch.Tensor | None, ...]) -> None:
+    def __init__(
+        self, plan: CachePlan, shape: LayerShape, areas: tuple[torch.Tensor | None, ...]
+    ) -> None:
         super().__init__()
-        self.plan, self.filled, self.rows = plan, 0, 0
+        self.plan, self.shape, self.filled, self.rows = plan, shape, 0, 0
         self._stores = (
-            _Store(plan, plan.key_dim, workspaces[0]), _Store(plan, plan.value_dim, workspaces[1])
-        )  # fmt: skip
+            _Store(plan, shape.heads, shape.key_dim, areas[0]),
+            _Store(plan, shape.heads, shape.value_dim, areas[1]),
+        )
         self.keys, self.values = (store.data for store in self._stores)
         self.dtype, self.device = plan.dtype, plan.device
         self.is_initialized = True
@@ -97,11 +111,10 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             ShapeError: they do not fit the plan, or the cache is full.
         """
         plan, (rows, heads, new, dim) = self.plan, key_states.shape
-        wanted = (plan.heads, plan.key_dim, plan.value_dim)
-        if (heads, dim, value_states.shape[3]) != wanted or key_states.dtype is not plan.dtype:
+        found = LayerShape(heads, dim, value_states.shape[3])
+        if found != self.shape or key_states.dtype is not plan.dtype:
             raise ShapeError(
-                f"KV cache: planned for {plan.heads} heads of {plan.key_dim} + {plan.value_dim} in "
-                f"{plan.dtype}, got {heads} of {dim} + {value_states.shape[3]} in "
+                f"KV cache: planned for {self.shape} in {plan.dtype}, got {found} in "
                 f"{key_states.dtype}"
             )
         if rows > plan.batch or (self.filled and rows != self.rows):
@@ -168,15 +181,13 @@ class KVCache(Cache):  # type: ignore[misc]
     def __init__(self, plan: CachePlan) -> None:
         plan.check()
         self.plan = plan
-        workspaces: tuple[torch.Tensor | None, ...] = (None, None)
-        if plan.workspace_bytes:
-            shape = (plan.batch, plan.heads, plan.length)
-            workspaces = tuple(
-                torch.empty(*shape, dim, dtype=plan.dtype, device=plan.device)
-                for dim in (plan.key_dim, plan.value_dim)
+        self._areas: tuple[torch.Tensor | None, ...] = (None, None)
+        if any(plan.workspace):
+            self._areas = tuple(
+                torch.empty(plan.batch * plan.length * n, dtype=plan.dtype, device=plan.device)
+                for n in plan.workspace
             )
-        self._workspaces = workspaces
-        super().__init__(layers=[Layer(plan, workspaces) for _ in range(plan.layers)])
+        super().__init__(layers=[Layer(plan, shape, self._areas) for shape in plan.layers])
 
     @classmethod
     def for_model(cls, model: Any, *, batch: int, length: int, form: Form = "full") -> KVCache:
@@ -187,5 +198,5 @@ class KVCache(Cache):  # type: ignore[misc]
     def allocated_bytes(self) -> int:
         """What all tensors take; the plan's number."""
         mine = [x for layer in self.layers for store in layer._stores for x in store.tensors()]
-        mine += [x for x in self._workspaces if x is not None]
+        mine += [x for x in self._areas if x is not None]
         return sum(x.numel() * x.element_size() for x in mine)

@@ -193,7 +193,8 @@ def _seeded_processors(
         generation_config.do_sample = False
     seen = (kwargs.get("model_kwargs") or {}).get("attention_mask")
     padding = None if seen is None or seen.dim() != 2 else (seen == 0).sum(1)
-    processors.append(SeededSampling(seeds, padding))
+    copies = generation_config.num_return_sequences or 1
+    processors.append(SeededSampling(seeds, padding, copies))
     return processors
 
 

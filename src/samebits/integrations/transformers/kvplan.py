@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from samebits.errors import CapacityError, SettingError, ShapeError
 
@@ -21,23 +24,33 @@ SCALE = torch.float32
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """What a layer keeps of a token: `heads` keys of `key_dim` and values of `value_dim`."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Keys and values together."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True)
 class CachePlan:
-    """A cache of `layers` layers, each [batch, heads, length, dim].
+    """A cache of keys and values [batch, heads, length, dim] for each layer.
 
     Attributes:
-        heads: KV heads.
-        key_dim, value_dim: of a head.
+        layers: shapes, one for each layer.
         form: "full" keeps `dtype`; "int8" and "fp8" (e4m3) have one fp32 scale for each token, head
             and of key and value.
         dtype: what attention reads.
     """
 
-    layers: int
+    layers: tuple[LayerShape, ...]
     batch: int
     length: int
-    heads: int
-    key_dim: int
-    value_dim: int
     form: Form
     dtype: torch.dtype
     device: torch.device
@@ -45,31 +58,43 @@ class CachePlan:
     def __post_init__(self) -> None:
         if self.form not in STORED:
             raise SettingError(f"KV cache: form={self.form!r}: use one of {', '.join(STORED)}")
-        if min(self.layers, self.batch, self.length, self.heads, self.key_dim, self.value_dim) < 1:
-            raise ShapeError(f"KV cache: every size must be at least 1: {self}")
+        if min(self.batch, self.length, len(self.layers)) < 1:
+            raise ShapeError(
+                f"KV cache: {len(self.layers)} layers, batch={self.batch} and length={self.length} "
+                "must be at least 1"
+            )
 
     @property
     def token_bytes(self) -> int:
         """What one token of one sequence takes in all layers."""
         stored = STORED[self.form]
+        numbers = sum(layer.numbers for layer in self.layers)
         if stored is None:
-            head = (self.key_dim + self.value_dim) * self.dtype.itemsize
-        else:
-            head = (self.key_dim + self.value_dim) * stored[0].itemsize + 2 * SCALE.itemsize
-        return self.layers * self.heads * head
+            return numbers * self.dtype.itemsize
+        scales = 2 * sum(layer.heads for layer in self.layers)
+        return numbers * stored[0].itemsize + scales * SCALE.itemsize
 
     @property
-    def workspace_bytes(self) -> int:
-        """Keys and values of one layer as attention reads them; shared by all layers."""
+    def workspace(self) -> tuple[int, int]:
+        """Numbers of a token's keys and of its values in the largest layers, where a layer has to
+        be expanded for attention; one area is shared by all.
+        """
         if STORED[self.form] is None:
-            return 0
-        row = self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
-        return self.batch * self.length * row
+            return 0, 0
+        return (
+            max(layer.heads * layer.key_dim for layer in self.layers),
+            max(layer.heads * layer.value_dim for layer in self.layers),
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """All that is allocated for one token of one sequence."""
+        return self.token_bytes + sum(self.workspace) * self.dtype.itemsize
 
     @property
     def bytes(self) -> int:
         """All that is allocated."""
-        return self.batch * self.length * self.token_bytes + self.workspace_bytes
+        return self.batch * self.length * self.row_bytes
 
     def check(self, free: int | None = None) -> None:
         """Raises unless the cache fits into `free` bytes; None: what the device has free now.
@@ -81,7 +106,7 @@ class CachePlan:
         if self.bytes <= free:
             return
         name = str(self.dtype).removeprefix("torch.")
-        row = self.token_bytes + self.workspace_bytes // (self.batch * self.length)
+        row = self.row_bytes
         options = [f"length={free // (self.batch * row)}", f"batch={free // (self.length * row)}"]
         for form in ("int8", "fp8"):
             smaller = replace(self, form=form)
@@ -89,9 +114,9 @@ class CachePlan:
                 options.append(f'form="{form}" ({_size(smaller.bytes)})')
         raise CapacityError(
             f"a KV cache of {_size(self.bytes)} ({self.batch} sequences of {self.length} tokens, "
-            f"{self.layers} layers, {self.heads} heads of {self.key_dim} + {self.value_dim}, "
-            f"{name}, {self.form}) does not fit into the {_size(free)} that are free on "
-            f"{self.device}. What would: {', '.join(options)}"
+            f"{len(self.layers)} layers, {self.row_bytes} bytes a token, {name}, {self.form}) does "
+            f"not fit into the {_size(free)} that are free on {self.device}. What would: "
+            f"{', '.join(options)}"
         )
 
 
@@ -122,25 +147,31 @@ def plan_cache(
 ) -> CachePlan:
     """The cache that a model needs for `batch` sequences of up to `length` tokens each.
 
+    What a layer keeps is seen by running the model on one token. Layers that attend to a window
+    keep all tokens too: leaves then stand where they always stand.
+
     Args:
-        model: a causal language model of transformers. Layers that attend to a window keep all
-            tokens too: leaves then stand where they always stand.
+        model: a causal language model of transformers.
         dtype: what attention reads; that of the model if None.
 
     Raises:
         SettingError, ShapeError: see `CachePlan`; the model keeps something else than keys and
             values.
     """
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if other := sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"}):
-        raise SettingError(f"KV cache: layers of kind {', '.join(other)} keep another state")
-    query_heads = config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or query_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
-    shared = getattr(config, "num_kv_shared_layers", None) or 0
-    return CachePlan(
-        config.num_hidden_layers - shared, batch, length, heads,
-        getattr(config, "qk_head_dim", None) or dim, getattr(config, "v_head_dim", None) or dim,
-        form, dtype or model.dtype, model.device,
-    )  # fmt: skip
+    return CachePlan(_layers(model), batch, length, form, dtype or model.dtype, model.device)
+
+
+@torch.no_grad()
+def _layers(model: Any) -> tuple[LayerShape, ...]:
+    if model.config.is_encoder_decoder:
+        raise SettingError("KV cache: an encoder's keys have a length of their own")
+    cache = DynamicCache(config=model.config)
+    others = {type(layer).__name__ for layer in cache.layers if not isinstance(layer, DynamicLayer)}
+    others |= {type(x).__name__ for x in cache.layers if hasattr(x, "update_conv_state")}
+    if others:
+        raise SettingError(f"KV cache: {', '.join(sorted(others))} keeps another state")
+    names = inspect.signature(model.forward).parameters
+    past = {"cache" if "cache" in names else "past_key_values": cache}
+    model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=True, **past)
+    kept = [(layer.keys, layer.values) for layer in cache.layers]
+    return tuple(LayerShape(k.shape[1], k.shape[3], v.shape[3]) for k, v in kept)

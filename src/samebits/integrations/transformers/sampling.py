@@ -27,30 +27,37 @@ def signed(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
+#: What the seeds of several answers to one prompt are apart: 2^64 over the golden ratio.
+APART = 0x9E3779B97F4A7C15
+
+
 class SeededSampling(LogitsProcessor):  # type: ignore[misc]
     """Draws a token for each row and leaves only that one, for ``argmax`` to find.
 
     Args:
-        seeds: one for each row, or one for all.
-        padding: [B] columns of each row that hold no token; None: none.
+        seeds: one for each prompt, or one for all.
+        padding: [prompts] columns that hold no token; None: none.
+        copies: rows of each prompt, one after another (num_return_sequences); the first has the
+            prompt's seed, the others seeds of their own.
     """
 
-    def __init__(self, seeds: int | Sequence[int], padding: torch.Tensor | None = None) -> None:
-        self.seeds, self.padding = seeds, padding
+    def __init__(
+        self, seeds: int | Sequence[int], padding: torch.Tensor | None = None, copies: int = 1
+    ) -> None:
+        self.seeds, self.padding, self.copies = seeds, padding, copies
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows, column = input_ids.shape
-        if isinstance(self.seeds, int):
-            seeds: int | torch.Tensor = signed(self.seeds)
-        elif len(self.seeds) == rows:
-            seeds = torch.tensor(
-                [signed(seed) for seed in self.seeds], dtype=torch.int64, device=scores.device
-            )
-        else:
-            raise ShapeError(f"generate: {len(self.seeds)} seeds for {rows} sequences")
+        prompts = rows // self.copies
+        given = [self.seeds] * prompts if isinstance(self.seeds, int) else list(self.seeds)
+        if len(given) != prompts:
+            raise ShapeError(f"generate: {len(given)} seeds for {prompts} prompts")
+        own = [signed(seed + copy * APART) for seed in given for copy in range(self.copies)]
+        seeds = torch.tensor(own, dtype=torch.int64, device=scores.device)
         positions = torch.full((rows,), column, dtype=torch.int64, device=scores.device)
         if self.padding is not None:
-            positions = positions - self.padding.to(scores.device)
+            pads = self.padding.to(scores.device)
+            positions = positions - pads.repeat_interleave(rows // len(pads))
         tokens = draw(scores, seeds, positions)
         only = torch.full_like(scores, float("-inf"))
         return only.scatter(1, tokens[:, None], 0.0)
