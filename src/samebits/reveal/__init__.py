@@ -3,13 +3,23 @@
 - `structure`  a tree's regular form: what is drawn, written and hashed
 - `tree`       `RevealedTree`: which elements meet in which operation, as data
 - `naming`     what a tree is called, and which contract has it
+- `oracle`     the questions: which leaves lie below the operation in which two of them meet
+- `probe`      the answers put together: FPRev with fused operations and regularity
+- `operand`, `operations`  an operation as a sum of addends that we choose
+- `arithmetic` what one operation does, each property by its own probe
+- `replay`     a tree and an arithmetic, computed
+- `front`      `reveal`
 """
 
 from __future__ import annotations
 
-from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Structure
+from samebits.reveal.arithmetic import Finding
+from samebits.reveal.front import Revealed, reveal
+from samebits.reveal.operations import OPERATIONS, Request
+from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Series, Structure
 from samebits.reveal.tree import Difference, RevealedTree
 
 __all__ = [
-    "Binary", "Chain", "Difference", "Group", "Leaf", "RevealedTree", "Run", "Structure",
+    "OPERATIONS", "Binary", "Chain", "Difference", "Finding", "Group", "Leaf", "Request",
+    "Revealed", "RevealedTree", "Run", "Series", "Structure", "reveal",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from samebits.contract import tree as contract_tree
 from samebits.contract.tree import CHAIN, Balanced, LaneFold, Lanes, Segment, Split, Tree, cut
-from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Structure, runs_of
+from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Series, Structure, runs_of
 
 if TYPE_CHECKING:
     from samebits.reveal.tree import RevealedTree
@@ -109,7 +109,7 @@ def _strides(part: Structure) -> set[int]:
         return {1 << len(part.offsets), *part.offsets, *(2 * d for d in part.offsets[:1])}
     if isinstance(part, Binary):
         return _strides(part.part)
-    if isinstance(part, Group):
+    if isinstance(part, Group | Series):
         return _strides(part.parts[0])
     if isinstance(part, Chain):
         run = part.runs[0]
@@ -123,7 +123,7 @@ def _size(part: Structure) -> int:
         return 1
     if isinstance(part, Binary):
         return _size(part.part) << len(part.offsets)
-    if isinstance(part, Group):
+    if isinstance(part, Group | Series):
         return sum(map(_size, part.parts))
     return sum(_size(run.part) * run.count for run in part.runs)
 
@@ -149,13 +149,30 @@ def words(part: Structure) -> str:
         return "one fused operation of " + " and ".join(map(words, part.parts))
     if isinstance(part, Binary):
         return _binary(part)
+    if isinstance(part, Series):
+        return "in turn " + ", ".join(map(words, part.parts))
     if len(part.runs) == 1:
         return _run(part.runs[0])
-    said = [_run(run) if run.count > 1 else words(run.part) for run in part.runs[:_SAID]]
+    said = [_entering(run) for run in part.runs[:_SAID]]
     more = len(part.runs) - _SAID
     if more > 0:
-        said.append(f"and {more} more")
-    return "an accumulator over " + ", then ".join(f"({s})" for s in said)
+        said.append(f"{more} more")
+    return "an accumulator that takes " + ", then ".join(said)
+
+
+def _entering(run: Run) -> str:
+    """What a run adds to an accumulator that other runs add to as well."""
+    if isinstance(run.part, Leaf):
+        first, last = run.part.index, run.part.index + (run.count - 1) * run.step
+        if run.count == 1:
+            return f"element {first}"
+        by = "" if abs(run.step) == 1 else f" by {abs(run.step)}"
+        blocks = f" in {run.width}-wide fused blocks" if run.width > 1 else ""
+        return f"elements {first} ... {last}{by}{blocks}"
+    if isinstance(run.part, Series):
+        return _run(run)
+    times = f"{run.count} sums of" if run.count > 1 else "the sum of"
+    return f"{times} ({words(run.part)})"
 
 
 def _run(run: Run) -> str:
@@ -164,11 +181,20 @@ def _run(run: Run) -> str:
             return f"one fused block of {run.count}{_spaced(run.step)}"
         chain = f"a chain of {run.count}{_spaced(run.step)}"
         return chain if run.width == 1 else f"{chain} in {run.width}-wide fused blocks"
+    if isinstance(run.part, Series):
+        return _series(run.part, run)
     size = _size(run.part)
     order = "descending" if run.step < 0 else "ascending"
     contiguous = "contiguous " if abs(run.step) == size else ""
     how = f"{order} fold" if run.width == 1 else f"{run.width} fused at a time"
     return f"{run.count} {contiguous}leaves of {size}, {how}; each: {words(run.part)}"
+
+
+def _series(part: Series, run: Run) -> str:
+    if all(isinstance(p, Leaf) for p in part.parts):
+        taken = ", ".join(str(p.index) for p in part.parts if isinstance(p, Leaf))
+        return f"a chain of {run.count} times elements {taken}, each time {run.step} further"
+    return f"a chain of {run.count} times: {words(part)}"
 
 
 def _spaced(step: int) -> str:

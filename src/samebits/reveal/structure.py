@@ -1,12 +1,13 @@
 """The regular form of a tree: repetition written once.
 
 A tree over 16,384 leaves has as many operations; what a reader wants to see is "4 chains of 256
-blocks of 16". Four kinds of parts say everything, losslessly::
+blocks of 16". Five kinds of parts say everything, losslessly::
 
     Leaf(i)                     element i
     Chain(runs)                 one accumulator that takes part after part
     Binary(part, offsets)       2^k copies of a part, added in pairs, level by level
     Group(parts)                different parts that enter one operation side by side
+    Series(parts)               different parts that enter an accumulator one after another
 
 A `Run` repeats a part: copy t is the part with every index raised by t * step. `width` copies enter
 the accumulator in one operation (1: plain additions or fmas; 16: a Hopper tensor core). The first
@@ -68,7 +69,17 @@ class Group:
     parts: tuple[Structure, ...]
 
 
-Structure = Leaf | Chain | Binary | Group
+@dataclass(frozen=True)
+class Series:
+    """Parts that enter an accumulator one after another, again and again; only inside a `Run`."""
+
+    parts: tuple[Structure, ...]
+
+
+#: Runs of a chain that are left as they are; in a longer one a period is looked for, up to this.
+_FEW_RUNS, _LONGEST_PERIOD = 4, 32
+
+Structure = Leaf | Chain | Binary | Group | Series
 
 
 def shifted(part: Structure, by: int) -> Structure:
@@ -79,8 +90,8 @@ def shifted(part: Structure, by: int) -> Structure:
         return Leaf(part.index + by)
     if isinstance(part, Binary):
         return Binary(shifted(part.part, by), part.offsets)
-    if isinstance(part, Group):
-        return Group(tuple(shifted(p, by) for p in part.parts))
+    if isinstance(part, Group | Series):
+        return type(part)(tuple(shifted(p, by) for p in part.parts))
     return Chain(tuple(Run(shifted(r.part, by), r.count, r.step, r.width) for r in part.runs))
 
 
@@ -91,7 +102,7 @@ def text(part: Structure) -> str:
     """The canonical text: `(0*1024+1/16)` is a chain over 0 ... 1023, 16 in one operation.
 
     `part*count+step/width` is a run, `(run run ...)` a chain, `[part offset offset ...]` a binary
-    fold, `{part part}` a group.
+    fold, `{part part}` a group, `<part part>` a series.
     """
     if isinstance(part, Leaf):
         return str(part.index)
@@ -99,6 +110,8 @@ def text(part: Structure) -> str:
         return f"[{text(part.part)} {' '.join(map(str, part.offsets))}]"
     if isinstance(part, Group):
         return "{" + " ".join(map(text, part.parts)) + "}"
+    if isinstance(part, Series):
+        return "<" + " ".join(map(text, part.parts)) + ">"
     return "(" + " ".join(map(_run_text, part.runs)) + ")"
 
 
@@ -115,6 +128,8 @@ def to_data(part: Structure) -> Any:
         return {"binary": to_data(part.part), "offsets": list(part.offsets)}
     if isinstance(part, Group):
         return {"group": [to_data(p) for p in part.parts]}
+    if isinstance(part, Series):
+        return {"series": [to_data(p) for p in part.parts]}
     return {
         "chain": [
             {"part": to_data(r.part), "count": r.count, "step": r.step, "width": r.width}
@@ -136,6 +151,8 @@ def from_data(data: Any) -> Structure:
             return Binary(from_data(data["binary"]), tuple(map(int, data["offsets"])))
         if "group" in data:
             return Group(tuple(map(from_data, data["group"])))
+        if "series" in data:
+            return Series(tuple(map(from_data, data["series"])))
         return Chain(
             tuple(
                 Run(from_data(r["part"]), int(r["count"]), int(r["step"]), int(r["width"]))
@@ -163,7 +180,7 @@ def expand(part: Structure, leaves: int) -> list[tuple[int, ...]]:
         return leaves + len(nodes) - 1
 
     def operands(part: Structure, shift: int) -> list[int]:
-        if isinstance(part, Group):
+        if isinstance(part, Group | Series):
             return [emit(p, shift) for p in part.parts]
         return [emit(part, shift)]
 
@@ -175,10 +192,15 @@ def expand(part: Structure, leaves: int) -> list[tuple[int, ...]]:
                 return emit(part.part, shift)
             half = Binary(part.part, part.offsets[:-1])
             return join([emit(half, shift), emit(half, shift + part.offsets[-1])])
-        if isinstance(part, Group):
+        if isinstance(part, Group | Series):
             return join(operands(part, shift))
         acc: list[int] = []
         for run in part.runs:
+            if isinstance(run.part, Series):
+                for t in range(run.count):
+                    for p in run.part.parts:
+                        acc = [join([*acc, emit(p, shift + t * run.step)])]
+                continue
             for start in range(0, run.count, run.width):
                 copies = range(start, min(start + run.width, run.count))
                 taken = [x for t in copies for x in operands(run.part, shift + t * run.step)]
@@ -250,18 +272,40 @@ class _Shapes:
             key: tuple[Any, ...] = (draft.shape, draft.base - base, *draft.offsets)
             part = shifted(self.parts[draft.shape], draft.base - base)
             return self.number(("binary", *key), Binary(part, tuple(draft.offsets)))
+        draft = self.periodic(draft) if len(draft) > _FEW_RUNS else draft
         rows = [(r.shape, r.base - base, r.count, r.step, r.width) for r in draft]
         return self.number(("chain", *rows), Chain(tuple(self._run(*row) for row in rows)))
 
     def _run(self, shape: int, base: int, count: int, step: int, width: int) -> Run:
         return Run(shifted(self.parts[shape], base), count, step, width)
 
-    def group(self, members: list[tuple[int, int]]) -> int:
-        """The shape of different (shape, base) that enter one operation."""
+    def group(self, members: list[tuple[int, int]], kind: type[Group | Series] = Group) -> int:
+        """The shape of different (shape, base) that enter one operation, or one after another."""
         first = members[0][1]
         key = tuple((shape, base - first) for shape, base in members)
         parts = tuple(shifted(self.parts[shape], base) for shape, base in key)
-        return self.number(("group", *key), Group(parts))
+        return self.number((kind.__name__, *key), kind(parts))
+
+    def periodic(self, runs: list[_Run]) -> list[_Run]:
+        """A chain of many runs as a series that repeats, if most of it is one."""
+        if any(run.width > 1 for run in runs):
+            return runs
+        order = [(r.shape, r.base + t * r.step) for r in runs for t in range(r.count)]
+        for first in (order[:2], order[1::-1]):  # the first two commute
+            parts = [*first, *order[2:]]
+            for period in range(2, min(_LONGEST_PERIOD, len(parts) // 3) + 1):
+                step = parts[period][1] - parts[0][1]
+                same = 0
+                for (shape, base), later in zip(parts, parts[period:], strict=False):
+                    if later != (shape, base + step):
+                        break
+                    same += 1
+                times = same // period + 1
+                if 2 * times * period > len(parts):
+                    series = self.group(parts[:period], Series)
+                    rest = [_Run(shape, base) for shape, base in parts[times * period :]]
+                    return [_Run(series, parts[0][1], times, step, 1, times), *rest]
+        return runs
 
 
 def compress(leaves: int, children: Sequence[tuple[int, ...]]) -> Structure:
@@ -369,6 +413,6 @@ def runs_of(part: Structure) -> Iterator[Run]:
             yield from runs_of(run.part)
     elif isinstance(part, Binary):
         yield from runs_of(part.part)
-    elif isinstance(part, Group):
+    elif isinstance(part, Group | Series):
         for member in part.parts:
             yield from runs_of(member)

@@ -272,7 +272,7 @@ class RevealedTree:
             assert found is not None
             return Difference(found.pair, found.there, found.here)
         node = min(alone, key=lambda t: (self.sizes[self.leaves + t], t)) + self.leaves
-        below = self.leaves_of(node)
+        below = np.sort(self.below(node))
         first = np.full_like(below, below[0])
         here = self.meeting(first[1:], below[1:])
         there = other.meeting_size(first[1:], below[1:])
@@ -301,16 +301,34 @@ class RevealedTree:
         """The tree in words, with the contract's tree that it equals, if there is one."""
         return naming.describe(self)
 
-    def leaves_of(self, node: int) -> Integers:
-        """The leaves below a node, ascending."""
-        found, stack = [], [node]
+    @cached_property
+    def _spans(self) -> tuple[Integers, Integers]:
+        """All leaves from left to right, and where those of each node start in them."""
+        ordered: list[int] = []
+        start = [0] * (self.leaves + len(self.children))
+        stack = [len(start) - 1]
         while stack:
-            top = stack.pop()
-            if top < self.leaves:
-                found.append(top)
+            node = stack.pop()
+            start[node] = len(ordered)
+            if node < self.leaves:
+                ordered.append(node)
             else:
-                stack += self.children[top - self.leaves]
-        return np.array(sorted(found))
+                stack += reversed(self.children[node - self.leaves])
+        return np.array(ordered), np.array(start)
+
+    def below(self, node: int) -> Integers:
+        """The leaves below a node, in the order of the tree."""
+        ordered, start = self._spans
+        return ordered[start[node] : start[node] + self.sizes[node]]
+
+    def above(self, node: int, size: int) -> int:
+        """The lowest ancestor of a node (or itself) with at least `size` leaves; or the root."""
+        if self.sizes[node] >= size:
+            return node
+        for jump in reversed(self._jumps):
+            if self.sizes[jump[node]] < size:
+                node = int(jump[node])
+        return int(self.parents[node])
 
     def _clusters(self) -> Integers:
         """A 63-bit number for the set of leaves below every operation."""

@@ -1,0 +1,269 @@
+"""`reveal`: from a function to its tree, its arithmetic, and what is not certain about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samebits.contract.arithmetic import BlockFma, hopper_mma
+from samebits.errors import RevealError
+from samebits.reveal.arithmetic import Finding, findings
+from samebits.reveal.operand import Operand, PositiveBox, SignedBox, called, checksum, same_bits
+from samebits.reveal.operations import Request, operand_of
+from samebits.reveal.oracle import Oracle, PositiveOracle, SignedOracle
+from samebits.reveal.probe import reconstruct
+from samebits.reveal.replay import replay
+from samebits.reveal.tree import Integers, RevealedTree
+
+#: Rows of random addends whose sums are compared.
+_SAMPLES = 32
+#: Repeats of a call by which a varying order is recognised.
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """What was found out about a function.
+
+    Attributes:
+        name: the function and its sizes.
+        tree: its reduction tree.
+        arithmetic: what each operation does, one measurement each.
+        explained: whether the tree, computed in a known arithmetic, gives the bits of random data;
+            None if no known arithmetic applies.
+        rows: rows of results that have this tree (the others differ), or None if there is one row.
+        probes: sums that were looked at.
+        calls: calls of the function.
+        seconds: time that it took.
+        notes: what else was noticed.
+    """
+
+    name: str
+    tree: RevealedTree
+    arithmetic: tuple[Finding, ...] = ()
+    explained: bool | None = None
+    rows: tuple[int, ...] | None = None
+    probes: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Name, tree in words, arithmetic and notes, a line each."""
+        lines = [self.name, f"  {self.tree.describe()}"]
+        lines += [f"  {finding}" for finding in self.arithmetic]
+        lines += [f"  note: {note}" for note in self.notes]
+        lines.append(f"  {self.probes} probes, {self.calls} calls, {self.seconds:.2f} s")
+        return "\n".join(lines)
+
+    __str__ = describe
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "name": self.name,
+            "tree": self.tree.to_data(),
+            "words": self.tree.describe(),
+            "contracts": [str(contract) for contract in self.tree.contracts],
+            "arithmetic": [finding.to_data() for finding in self.arithmetic],
+            "explained": self.explained,
+            "rows": None if self.rows is None else list(self.rows),
+            "probes": self.probes,
+            "calls": self.calls,
+            "seconds": round(self.seconds, 4),
+            "notes": list(self.notes),
+        }
+
+
+def reveal(
+    fn: str | Callable[..., Any],
+    *,
+    k: int,
+    op: str | None = None,
+    m: int | None = None,
+    n: int | None = None,
+    dtype: str | torch.dtype = "fp32",
+    device: str | torch.device = "cpu",
+    batch: int = 1,
+    row: int = 0,
+    arithmetic: bool = True,
+    seed: int = 0,
+) -> Revealed:
+    """The reduction tree of a function, and its arithmetic, from its results alone.
+
+    Args:
+        fn: the name of an operation of torch ("sum", "linear", "softmax", "pv", ...), or a function
+            that is called like `op`.
+        k: addends of a sum: the length of the reduced axis.
+        op: how a function `fn` is called: like "sum", fn(x [m, k]) -> [m] (fn(x [k]) -> a scalar if
+            m is None), if it is left out; like "linear", fn(x [m, k], w [n, k]) -> [m, n]; ...
+        m: rows. The number of rows is part of the question: another one may have another tree.
+        n: columns.
+        dtype: of the operands: "fp32", "tf32", "bf16", "fp16", "e4m3", ... or a torch dtype.
+        device: where it runs.
+        batch: matrices of "bmm", heads of attention ("pv" and "qk").
+        row: which row of the results is looked at.
+        arithmetic: measure what an operation does as well.
+        seed: of the random choices.
+
+    Raises:
+        RevealError: the function is no reduction, returns NaN, mutates its input, is random, needs
+            a device that is not there, or its order depends on values; the message says which.
+
+    Example:
+        >>> reveal(torch.sum, k=1000).tree.describe()
+        >>> reveal("linear", m=8, n=4096, k=4096, dtype="bf16", device="cuda").tree.contracts
+    """
+    if isinstance(fn, str):
+        if op is not None:
+            raise RevealError(f"reveal({fn!r}, op={op!r}): op says how a function is called")
+        request = Request(fn, k, m, n, dtype, device, batch)
+    else:
+        request = Request(op or "sum", k, m, n, dtype, device, batch, fn)
+    return reveal_request(request, row=row, arithmetic=arithmetic, seed=seed)
+
+
+def reveal_request(
+    request: Request, *, row: int = 0, arithmetic: bool = True, seed: int = 0
+) -> Revealed:
+    """`reveal`, of a request."""
+    started = time.perf_counter()
+    operand, terms = operand_of(request)
+    notes: list[str] = []
+    box: SignedBox | PositiveBox
+    oracle: Oracle
+    with torch.no_grad():
+        if terms is not None:
+            box = PositiveBox(operand, terms, row)
+            oracle = PositiveOracle(operand.leaves, box.together, seed)
+            tree = reconstruct(oracle, seed=seed)
+            rows, explained, measured = None, None, ()
+        else:
+            columns, rows = alike(operand, row, seed)
+            if len(columns) < operand.slots:
+                notes.append(
+                    f"only {len(columns)} of {operand.slots} columns have the tree that is shown"
+                )
+            box = SignedBox(operand, row, use=columns)
+            signed = SignedOracle(operand.leaves, box.count, box.capacity, seed)
+            oracle = signed
+            tree = reconstruct(oracle, seed=seed)
+            measured = findings(tree, box) if arithmetic else ()
+            explained, note = explain(tree, box, request, seed, measured)
+            notes += [note] if note else []
+    return Revealed(
+        name=operand.name,
+        tree=tree,
+        arithmetic=measured,
+        explained=explained,
+        rows=rows,
+        probes=oracle.probes,
+        calls=box.calls,
+        seconds=time.perf_counter() - started,
+        notes=tuple(notes),
+    )
+
+
+# ---- random data --------------------------------------------------------------------------------
+
+
+def noise(operand: Operand, sums: int, seed: int) -> Tensor:
+    """Addends [sums, leaves] whose exact sums are 0: what comes out is rounding, and shows the order.
+
+    Exponents are spread over 2^-6 ... 2^6 (2^-2 ... 2^2 in fp16 and fp8); an addend and its negative
+    are at random places, the last of an odd number is 0.
+    """
+    rng = np.random.default_rng(seed)
+    spread = 6 if operand.dtype in (torch.float32, torch.float64, torch.bfloat16) else 2
+    half = operand.leaves // 2
+    values = rng.standard_normal((sums, half)) * 2.0 ** rng.integers(-spread, spread + 1, (sums, half))
+    both = np.zeros((sums, operand.leaves))
+    order = rng.permuted(np.tile(np.arange(operand.leaves), (sums, 1)), axis=1)
+    rows = np.arange(sums)[:, None]
+    exact = torch.from_numpy(values).to(operand.dtype).to(torch.float64).numpy()
+    both[rows, order[:, :half]] = exact
+    both[rows, order[:, half : 2 * half]] = -exact
+    return torch.from_numpy(both).to(operand.dtype)
+
+
+def alike(operand: Operand, row: int, seed: int) -> tuple[Integers, tuple[int, ...] | None]:
+    """Columns and rows with the bits of (row, column 0) on random data.
+
+    Returns:
+        The columns (slots) that do, and the rows; None if there is only one row.
+
+    Raises:
+        RevealError: results vary between runs, or there is no such row.
+    """
+    if operand.factors:
+        return np.arange(operand.slots), None
+    sample = noise(operand, min(_SAMPLES, operand.slots), seed).to(operand.device)
+    tiled = sample[torch.arange(operand.slots, device=operand.device) % len(sample)]
+    before = checksum(tiled)
+    result = called(operand, (tiled,)).clone()
+    if checksum(tiled) != before:
+        raise RevealError(
+            f"{operand.name} mutates its input: give it a function that works on a copy"
+        )
+    if not result.isfinite().all():
+        raise RevealError(f"{operand.name} returned NaN or Inf for finite addends")
+    if not all(same_bits(result, called(operand, (tiled,))) for _ in range(_REPEATS)):
+        raise RevealError(
+            f"{operand.name} varies between runs on the same input: it is random, or its additions "
+            "have no fixed order (atomics)"
+        )
+    if row >= len(result):
+        raise RevealError(f"{operand.name} has {len(result)} rows of results: there is no {row}")
+    words = result.contiguous().view(torch.uint8).reshape(*result.shape, -1).cpu().numpy()
+    columns = np.arange(operand.slots)
+    if operand.slots > 1:
+        tiled.copy_(sample[:1].expand_as(tiled))
+        one = called(operand, (tiled,))
+        bits = one.contiguous().view(torch.uint8).reshape(*one.shape, -1).cpu().numpy()[row]
+        columns = np.flatnonzero((bits == bits[0]).all(-1))
+    if len(words) == 1:
+        return columns, None
+    same = (words[:, columns] == words[row][columns]).all((1, 2))
+    return columns, tuple(np.flatnonzero(same).tolist())
+
+
+def explain(
+    tree: RevealedTree,
+    box: SignedBox,
+    request: Request,
+    seed: int,
+    measured: tuple[Finding, ...] = (),
+) -> tuple[bool | None, str]:
+    """Whether the tree, computed in a known arithmetic, has the bits of random data; and a note."""
+    operand = box.operand
+    if operand.factors or box.scale != 1 or operand.dtype == torch.float64:
+        return None, ""
+    bits = next((f.value for f in measured if f.name == "significant bits"), "24")
+    if tree.block == 1 and not bits.startswith("24"):
+        return None, f"sums have {bits} significant bits, so fp32 additions do not explain its bits"
+    sums = min(_SAMPLES, len(box.use if box.use is not None else ()))
+    addends = noise(operand, sums, seed + 1)
+    full = torch.zeros((operand.slots, operand.leaves), dtype=operand.dtype)
+    full[box.use[:sums]] = addends  # type: ignore[index]
+    result = called(operand, (full.to(operand.device),))[box.row].cpu()[box.use[:sums]]  # type: ignore[index]
+    known: list[BlockFma | None] = [None]
+    if tree.block > 1:
+        name = "tf32" if request.dtype == "tf32" else request.type_name
+        known = [hopper_mma(name)] if name in ("tf32", "bf16", "fp16") else []
+    for arithmetic in known:
+        expected = replay(tree, addends.float().numpy(), arithmetic)
+        if same_bits(torch.from_numpy(expected).to(result.dtype), result):
+            what = "fp32 additions" if arithmetic is None else str(arithmetic).split("(")[0]
+            return True, f"this tree of {what} gives the bits of random data"
+    if tree.block > 1:
+        return None, "the arithmetic of its fused blocks is none that is known here"
+    return False, (
+        "this tree of fp32 additions does not give the bits of random data: the arithmetic is "
+        "another one, or the order depends on the values"
+    )

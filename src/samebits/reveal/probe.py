@@ -1,0 +1,178 @@
+"""From answers to a tree: FPRev's recursion, with fused operations and with regularity made use of.
+
+`reconstruct` looks from one leaf, the pivot, at all others: those that meet it in the same operation
+form a group, which holds one subtree, or several if the operation is a fused one. Groups are taken
+apart in the same way. A subtree whose leaves are those of a known one, moved by a constant, is taken
+to be its copy; every copy, and random pairs across the whole tree, are verified by probes afterwards.
+If one is contradicted, everything is probed without such guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from samebits.errors import RevealError
+from samebits.reveal.oracle import Oracle
+from samebits.reveal.tree import Integers, RevealedTree
+
+#: Pairs that are verified in each copy of a subtree, and at most at random across the tree.
+PAIRS_A_COPY, RANDOM_PAIRS = 2, 128
+#: Smaller trees, and smaller groups of leaves, are probed without guesses: that costs little, and
+#: among few leaves shapes are alike by chance.
+SMALL_TREE, SMALL_GROUP = 64, 8
+
+
+@dataclass
+class _Builder:
+    """Subtrees under construction: nodes as in `RevealedTree.of`, with their sorted leaves."""
+
+    oracle: Oracle
+    guess: bool
+    rng: np.random.Generator
+    nodes: list[tuple[int, ...]] = field(default_factory=list)
+    known: dict[tuple[bool, bytes], tuple[int, list[int]]] = field(default_factory=dict)
+    copies: list[Integers] = field(default_factory=list)
+
+    def join(self, operands: list[int]) -> int:
+        if len(operands) == 1:
+            return operands[0]
+        self.nodes.append(tuple(operands))
+        return self.oracle.leaves + len(self.nodes) - 1
+
+    def copy(self, node: int, by: int) -> int:
+        """A copy of a subtree with every leaf moved."""
+        n = self.oracle.leaves
+        made: dict[int, int] = {}
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            operands = self.nodes[top - n] if top >= n else ()
+            missing = [c for c in operands if c not in made]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            made[top] = self.join([made[c] for c in operands]) if operands else top + by
+        return made[node]
+
+    def guesses(self, leaves: Integers) -> bool:
+        """Whether a group of leaves may be taken for a copy of a known one."""
+        return self.guess and len(leaves) >= SMALL_GROUP
+
+    def spine(self, pivot: int, groups: list[Integers]) -> int:
+        """The subtree of the pivot and the groups that join it one after another."""
+        root, below = pivot, np.array([pivot])
+        fused = self.fused(pivot, groups)
+        for group, several in zip(groups, fused, strict=True):
+            by = int(group[0] - below[0])
+            if self.guesses(group) and not several and np.array_equal(below + by, group):
+                children = [self.copy(root, by)]
+                self.copies.append(group)
+            else:
+                most = 2 * len(group) > 1 + sum(map(len, groups))
+                children = self.children(group, pivot, several, most=most)
+            root = self.join([root, *children])
+            below = np.sort(np.concatenate([below, group]))
+        return root
+
+    def fused(self, pivot: int, groups: list[Integers]) -> list[bool]:
+        """For each group: whether it is seen to be several operands of one operation.
+
+        Two pairs are looked at. Not seen does not mean that it is not so.
+        """
+        pairs = [
+            (number, a, b)
+            for number, group in enumerate(groups)
+            if self.guesses(group)
+            for a, b in ((group[0], group[-1]), self.rng.choice(group, 2, replace=False))
+        ]
+        several = np.zeros(len(groups), bool)
+        if pairs:
+            number, i, j = np.array(pairs).T
+            several[number[~self.oracle.excludes(i, j, pivot)]] = True
+        return several.tolist()
+
+    def children(self, leaves: Integers, outer: int, several: bool, *, most: bool) -> list[int]:
+        """The subtrees of a group whose leaves all meet `outer` in one operation.
+
+        Args:
+            several: it is seen to be more than one.
+            most: the group is most of what was looked at, so its first leaf may tell as little as
+                the last pivot did: look from one at random.
+        """
+        first = int(leaves[0])
+        if len(leaves) == 1:
+            return [first]
+        shape = several, (leaves - first).tobytes()
+        if self.guesses(leaves) and shape in self.known:
+            start, nodes = self.known[shape]
+            self.copies.append(leaves)
+            return [self.copy(node, first - start) for node in nodes]
+        found = self.explore(leaves, outer, most)
+        self.known[shape] = first, found
+        return found
+
+    def explore(self, leaves: Integers, outer: int, most: bool) -> list[int]:
+        """`children`, by probing."""
+        found: list[int] = []
+        while len(leaves):
+            if found and found[-1] < self.oracle.leaves and self.apart(leaves, outer):
+                return [*found, *leaves.tolist()]
+            pivot = int(self.rng.choice(leaves) if most else leaves[0])
+            groups = self.oracle.order(pivot, leaves[leaves != pivot])
+            leaves = leaves[:0]
+            if groups:
+                nearest = groups[-1][:1]
+                if not self.oracle.excludes(np.full_like(nearest, pivot), nearest, outer)[0]:
+                    leaves = groups.pop()
+            found.append(self.spine(pivot, groups))
+        return found
+
+    def apart(self, leaves: Integers, outer: int) -> bool:
+        """Whether all leaves seem to enter the fused operation one by one, as the last one did."""
+        if not self.guesses(leaves):
+            return len(leaves) == 1
+        mixed = self.rng.permutation(leaves)
+        i, j = np.concatenate([leaves[:-1], mixed[:-1]]), np.concatenate([leaves[1:], mixed[1:]])
+        return not self.oracle.excludes(i, j, outer).any()
+
+
+def reconstruct(oracle: Oracle, *, seed: int = 0) -> RevealedTree:
+    """The tree that the oracle's answers describe.
+
+    Raises:
+        RevealError: they describe none.
+    """
+    rng = np.random.default_rng(seed)
+    for guess in (True, False) if oracle.leaves > SMALL_TREE else (False,):
+        builder = _Builder(oracle, guess, rng)
+        everything = np.arange(oracle.leaves)
+        root = builder.spine(0, oracle.order(0, everything[1:]) if oracle.leaves > 1 else [])
+        tree = RevealedTree.of(oracle.leaves, builder.nodes) if root else RevealedTree.of(1, [])
+        if not verify(oracle, tree, builder.copies, rng):
+            return tree
+    raise RevealError(
+        "a tree was found, but further probes contradict it: the order of additions depends on the "
+        "values or varies between runs"
+    )
+
+
+def verify(
+    oracle: Oracle, tree: RevealedTree, copies: list[Integers], rng: np.random.Generator
+) -> bool:
+    """Whether a probe contradicts the tree: pairs in every copy, and across the tree."""
+    if tree.leaves < 3:
+        return False
+    some = min(RANDOM_PAIRS, 8 + tree.leaves // 4)
+    i = rng.integers(0, tree.leaves, some)
+    j = (i + rng.integers(1, tree.leaves, some)) % tree.leaves
+    left = rng.integers(0, tree.leaves - 1, some // 2)
+    pairs = [np.stack([i, j], 1), np.stack([left, left + 1], 1)]
+    pairs += [
+        np.stack([rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)])
+        for leaves in copies
+    ]
+    chosen = np.concatenate(pairs)
+    return bool(oracle.contradicted(tree, chosen[:, 0], chosen[:, 1]).any())
