@@ -49,7 +49,7 @@ class Finding:
 def findings(tree: RevealedTree, box: SignedBox) -> tuple[Finding, ...]:
     """All properties that the tree, and the operation's dtype, allow to be measured."""
     found = _structure(tree)
-    if box.operand.factors or len(tree.children) == 0:
+    if box.operand.factors or not box.operand.direct or not tree.children:
         return tuple(found)
     lab = _Laboratory(box)
     first = tree.children[0]

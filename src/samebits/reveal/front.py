@@ -242,7 +242,7 @@ def explain(
 ) -> tuple[bool | None, str]:
     """Whether the tree, computed in a known arithmetic, has the bits of random data; and a note."""
     operand = box.operand
-    if operand.factors or box.scale != 1 or operand.dtype == torch.float64:
+    if operand.factors or not operand.direct or box.scale != 1 or operand.dtype == torch.float64:
         return None, ""
     bits = next((f.value for f in measured if f.name == "significant bits"), "24")
     if tree.block == 1 and not bits.startswith("24"):

@@ -65,6 +65,8 @@ class Operand:
         factors: addends have two factors, for types that are too narrow alone.
         multiply: x [leaves], w [slots, leaves] -> sums of products [rows, slots], where the
             operation multiplies.
+        scale: what the operation multiplies a sum by; measured from a single unit if None.
+        direct: results are sums, and not only tell how many units are in one.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Operand:
     levels: Levels | None = None
     factors: bool = False
     multiply: Callable[[Tensor, Tensor], Tensor] | None = None
+    scale: float | None = None
+    direct: bool = True
 
 
 @dataclass
@@ -126,6 +130,8 @@ class SignedBox:
         if alone[0] != 0:
             raise RevealError(f"{name} gives {alone[0]:g} for zeros: it is not a sum")
         unit = self._results(one, np.zeros(1, np.int64))[0] / self.levels.unit
+        if self.operand.scale is not None:
+            unit = self.operand.scale
         if not math.isfinite(unit) or unit <= 0:
             raise RevealError(f"{name} does not return its addend: 1 unit gave {unit:g} units")
         self.scale = unit

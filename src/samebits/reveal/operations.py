@@ -306,7 +306,8 @@ def _qk(request: Request) -> Operand:
 
     if request.type == torch.float16:
         raise RevealError("qk in fp16 has no room for a mask beside scores that can be read: bf16")
-    return _operand(request, heads, run, levels=Levels(2.0**60, 1.0, _COUNTED))
+    levels = Levels(2.0**60, 1.0, _COUNTED)
+    return _operand(request, heads, run, levels=levels, scale=1.0, direct=False)
 
 
 # ---- collectives --------------------------------------------------------------------------------

@@ -19,9 +19,11 @@ from samebits.reveal.tree import Integers, RevealedTree
 
 #: Pairs that are verified in each copy of a subtree, and at most at random across the tree.
 PAIRS_A_COPY, RANDOM_PAIRS = 2, 128
-#: Smaller trees, and smaller groups of leaves, are probed without guesses: that costs little, and
-#: among few leaves shapes are alike by chance.
-SMALL_TREE, SMALL_GROUP = 64, 8
+#: Among few leaves shapes are alike by chance: smaller trees are probed without guesses, and so are
+#: groups of fewer leaves, unless they are so few that all their pairs can be verified.
+SMALL_TREE, SMALL_GROUP, FEW = 64, 8, 4
+#: Of operations with more operands, not all pairs are looked at.
+WIDEST_BLOCK = 32
 
 
 @dataclass
@@ -59,7 +61,7 @@ class _Builder:
 
     def guesses(self, leaves: Integers) -> bool:
         """Whether a group of leaves may be taken for a copy of a known one."""
-        return self.guess and len(leaves) >= SMALL_GROUP
+        return self.guess and (1 < len(leaves) <= FEW or len(leaves) >= SMALL_GROUP)
 
     def spine(self, pivot: int, groups: list[Integers]) -> int:
         """The subtree of the pivot and the groups that join it one after another."""
@@ -132,10 +134,13 @@ class _Builder:
 
     def apart(self, leaves: Integers, outer: int) -> bool:
         """Whether all leaves seem to enter the fused operation one by one, as the last one did."""
-        if not self.guesses(leaves):
+        if len(leaves) == 1 or not self.guess:
             return len(leaves) == 1
-        mixed = self.rng.permutation(leaves)
-        i, j = np.concatenate([leaves[:-1], mixed[:-1]]), np.concatenate([leaves[1:], mixed[1:]])
+        if len(leaves) <= WIDEST_BLOCK:
+            i, j = _all_pairs(leaves).T
+        else:
+            mixed = [self.rng.permutation(leaves) for _ in range(4)]
+            i, j = (np.concatenate([m[side] for m in mixed]) for side in (slice(-1), slice(1, None)))
         return not self.oracle.excludes(i, j, outer).any()
 
 
@@ -170,9 +175,17 @@ def verify(
     j = (i + rng.integers(1, tree.leaves, some)) % tree.leaves
     left = rng.integers(0, tree.leaves - 1, some // 2)
     pairs = [np.stack([i, j], 1), np.stack([left, left + 1], 1)]
-    pairs += [
-        np.stack([rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)])
-        for leaves in copies
-    ]
+    pairs += [_pairs_in(leaves, rng) for leaves in copies]
     chosen = np.concatenate(pairs)
     return bool(oracle.contradicted(tree, chosen[:, 0], chosen[:, 1]).any())
+
+
+def _pairs_in(leaves: Integers, rng: np.random.Generator) -> Integers:
+    """Pairs of different leaves, [P, 2]: all of a few leaves, some of many."""
+    if len(leaves) <= FEW:
+        return _all_pairs(leaves)
+    return np.stack([rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)])
+
+
+def _all_pairs(leaves: Integers) -> Integers:
+    return np.stack([leaves[side] for side in np.triu_indices(len(leaves), 1)], 1)
