@@ -19,6 +19,7 @@ def test_the_exports_are_pinned() -> None:
         "explain",
         "ops",
         "plan",
+        "reveal",
         "status",
     ]
     assert callable(samebits.check) and samebits.check.__name__ == "check"
@@ -29,6 +30,13 @@ def test_check_stays_a_function_when_its_package_is_imported() -> None:
 
     assert Report.__module__ == "samebits.check.result"
     assert callable(samebits.check)
+
+
+def test_reveal_stays_a_function_when_its_package_is_imported() -> None:
+    from samebits.reveal import RevealedTree
+
+    assert RevealedTree.__module__ == "samebits.reveal.tree"
+    assert callable(samebits.reveal)
 
 
 def test_importing_brings_in_nothing_but_torch_and_numpy() -> None:

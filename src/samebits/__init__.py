@@ -7,6 +7,7 @@ from samebits.check import check, explain
 from samebits.contract.intervals import certified_argmax
 from samebits.mode import deterministic, disable, enable, status
 from samebits.plan import contract_of
+from samebits.reveal import reveal
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __all__ = [
     "explain",
     "ops",
     "plan",
+    "reveal",
     "status",
 ]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits import cli_explain, cli_plan
+from samebits import cli_explain, cli_plan, cli_reveal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +21,7 @@ bench_app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(cli_plan.app, name="plan")
 app.command("explain")(cli_explain.explain)
+app.command("reveal")(cli_reveal.reveal)
 
 
 def _version(wanted: bool) -> None:

@@ -60,12 +60,12 @@ def load(
     """
     where = _device(device)
     if ":" in target:
-        thing = _produced(_object(target))
+        thing = _produced(named(target))
         given: Any = None
         if isinstance(thing, tuple):
             thing, given = thing
         if inputs is not None:
-            given = _produced(_object(inputs))
+            given = _produced(named(inputs))
         elif shape is not None:
             given = _random(shape)
         if isinstance(thing, torch.nn.Module):
@@ -142,10 +142,10 @@ def produced(path: str) -> Any:
     Raises:
         SettingError: there is nothing of that name.
     """
-    return _produced(_object(path))
+    return _produced(named(path))
 
 
-def _object(path: str) -> Any:
+def named(path: str) -> Any:
     """The object at ``module:name.name``; modules of the working directory are found too."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:

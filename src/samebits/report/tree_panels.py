@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from samebits.reveal.naming import words
-from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Structure, shifted
+from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Series, Structure, shifted
 from samebits.reveal.tree import Integers, RevealedTree
 
 #: Boxes that are drawn in a row; of more, some are drawn as one.
@@ -34,9 +34,14 @@ def elements(part: Structure) -> Integers:
         for offset in part.offsets:
             found = np.concatenate([found, found + offset])
         return found
-    if isinstance(part, Group):
+    if isinstance(part, Group | Series):
         return np.concatenate([elements(p) for p in part.parts])
     return np.concatenate([_of_run(run) for run in part.runs])
+
+
+def _single(part: Structure) -> bool:
+    """Whether an accumulator takes single elements here."""
+    return isinstance(part, Leaf) or (isinstance(part, Series) and all(map(_single, part.parts)))
 
 
 def _of_run(run: Run) -> Integers:
@@ -62,18 +67,18 @@ def accumulators(tree: RevealedTree) -> tuple[Integers, Integers]:
         elif isinstance(part, Binary):
             for copy in _copies(part.offsets):
                 walk(shifted(part.part, copy))
-        elif isinstance(part, Group):
+        elif isinstance(part, Group | Series):
             for member in part.parts:
                 walk(member)
         else:
             mine, at = -1, 0
             for run in part.runs:
-                if isinstance(run.part, Leaf):
+                if _single(run.part):
                     if mine < 0:
                         mine, count = count, count + 1
                     taken = _of_run(run)
                     owner[taken] = mine
-                    step[taken] = at + np.arange(run.count) // run.width
+                    step[taken] = at + np.arange(len(taken)) // run.width
                 else:
                     for t in range(run.count):
                         walk(shifted(run.part, t * run.step))
@@ -140,7 +145,7 @@ def panels(part: Structure, prefix: str = "") -> Iterator[Panel]:
             boxes, levels, note = _lanes(part)
             yield Panel(prefix + title + note, boxes, levels)
             part = part.part
-        elif isinstance(part, Group):
+        elif isinstance(part, Group | Series):
             shown = [
                 Box(label(elements(p)), hue(i, len(part.parts))) for i, p in enumerate(part.parts)
             ]
@@ -148,7 +153,7 @@ def panels(part: Structure, prefix: str = "") -> Iterator[Panel]:
             part = max(part.parts, key=lambda p: len(elements(p)))
         else:
             yield Panel(prefix + _title(part), _few(list(_steps(part))))
-            inner = [run.part for run in part.runs if not isinstance(run.part, Leaf)]
+            inner = [run.part for run in part.runs if not _single(run.part)]
             if not inner:
                 return
             part = max(inner, key=lambda p: len(elements(p)))
@@ -200,7 +205,7 @@ def _steps(part: Chain) -> Iterator[Box]:
     """The operands of a chain, one box an operation."""
     total = sum(-(-run.count // run.width) for run in part.runs)
     at = 0
-    single = all(isinstance(run.part, Leaf) for run in part.runs)
+    single = all(_single(run.part) for run in part.runs)
     for run in part.runs:
         steps = -(-run.count // run.width)
         # Boxes that will not be drawn need no label.
@@ -209,7 +214,8 @@ def _steps(part: Chain) -> Iterator[Box]:
                 first, last = s * run.width, min((s + 1) * run.width, run.count)
                 taken = _of_run(Run(shifted(run.part, first * run.step), last - first, run.step))
                 colour = hue(0, 1) if single else hue(_place(at, total), min(total, MOST_BOXES))
-                yield Box(label(taken), colour, last - first > 1)
+                fused = last - first > 1 or isinstance(run.part, Group)
+                yield Box(label(taken), colour, fused)
             elif at == MOST_BOXES - 2:
                 yield Box(f"{total - MOST_BOXES + 1} more", None)
             at += 1

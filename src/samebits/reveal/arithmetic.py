@@ -1,8 +1,9 @@
 """What one operation of a revealed tree does: each property by a probe of its own.
 
-The tree says which leaves meet first. So two leaves p, q that do, and a leaf r that comes later, are
-a laboratory: p = 1 and q = 2^-t are added, r = -1 takes the 1 away again, and what is left of 2^-t,
-which any output type can hold, tells what the first addition and all that lies between have kept.
+The tree says which leaves meet first. So two leaves p, q that do, and a leaf r that comes later,
+are a laboratory: p = 1 and q = 2^-t are added, r = -1 takes the 1 away again, and what is left of
+2^-t, which any output type can hold, tells what the first addition and all that lies between have
+kept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from samebits.reveal.tree import RevealedTree
 _REPEATS = 2
 #: Bits below the leading one that are tried: more than binary64 has.
 _MOST_BITS = 60
-#: What is left of 0.75, 0.25 and 0.5 ulp after an addition to 1, of -0.75 and -0.25 after one to -1.
-_ROUNDINGS = {
+#: What is left of 0.75, 0.25 and 0.5 ulp after an addition to 1, of -0.75 and -0.25 to -1.
+_ROUNDINGS: dict[tuple[int, ...], str] = {
     (1, 0, 0, -1, 0): "to nearest even",
     (1, 0, 1, -1, 0): "to nearest, ties away from zero",
     (0, 0, 0, 0, 0): "toward zero",
@@ -102,9 +103,7 @@ def _structure(tree: RevealedTree) -> list[Finding]:
     if len(fused) < 2:
         return found
     chained = sum(any(c >= n for c in o) and any(c < n for c in o) for o in fused)
-    said = (
-        "chained" if chained >= len(fused) // 2 else "restarted"
-    )
+    said = "chained" if chained >= len(fused) // 2 else "restarted"
     return [
         *found,
         Finding(

@@ -137,18 +137,21 @@ def reveal_request(
     operand, terms = operand_of(request)
     notes: list[str] = []
     box: SignedBox | PositiveBox
+    measured: tuple[Finding, ...] = ()
     oracle: Oracle
     with torch.no_grad():
         if terms is not None:
             box = PositiveBox(operand, terms, row)
             oracle = PositiveOracle(operand.leaves, box.together, seed)
             tree = reconstruct(oracle, seed=seed)
-            rows, explained, measured = None, None, ()
+            rows, explained = None, None
         else:
-            columns, rows = alike(operand, row, seed)
+            row, column = (0, row) if operand.rowwise else (row, 0)
+            columns, rows = alike(operand, row, column, seed)
             if len(columns) < operand.slots:
                 notes.append(
-                    f"only {len(columns)} of {operand.slots} columns have the tree that is shown"
+                    f"only {len(columns)} of {operand.slots} "
+                    f"{'rows' if operand.rowwise else 'columns'} have the tree that is shown"
                 )
             box = SignedBox(operand, row, use=columns)
             signed = SignedOracle(operand.leaves, box.count, box.capacity, seed)
@@ -174,26 +177,31 @@ def reveal_request(
 
 
 def noise(operand: Operand, sums: int, seed: int) -> Tensor:
-    """Addends [sums, leaves] whose exact sums are 0: what comes out is rounding, and shows the order.
+    """Addends [sums, leaves] whose exact sums are 0: what comes out is rounding, which shows order.
 
-    Exponents are spread over 2^-6 ... 2^6 (2^-2 ... 2^2 in fp16 and fp8); an addend and its negative
-    are at random places, the last of an odd number is 0.
+    Exponents are spread over 2^-6 ... 2^6 (2^-2 ... 2^2 in fp16 and fp8); an addend and its
+    negative are at random places, the last of an odd number is 0.
     """
     rng = np.random.default_rng(seed)
     spread = 6 if operand.dtype in (torch.float32, torch.float64, torch.bfloat16) else 2
     half = operand.leaves // 2
-    values = rng.standard_normal((sums, half)) * 2.0 ** rng.integers(-spread, spread + 1, (sums, half))
+    values = rng.standard_normal((sums, half)) * 2.0 ** rng.integers(
+        -spread, spread + 1, (sums, half)
+    )
     both = np.zeros((sums, operand.leaves))
     order = rng.permuted(np.tile(np.arange(operand.leaves), (sums, 1)), axis=1)
     rows = np.arange(sums)[:, None]
-    exact = torch.from_numpy(values).to(operand.dtype).to(torch.float64).numpy()
+    kept = operand.values or operand.dtype
+    exact = torch.from_numpy(values).to(kept).to(torch.float64).numpy()
     both[rows, order[:, :half]] = exact
     both[rows, order[:, half : 2 * half]] = -exact
     return torch.from_numpy(both).to(operand.dtype)
 
 
-def alike(operand: Operand, row: int, seed: int) -> tuple[Integers, tuple[int, ...] | None]:
-    """Columns and rows with the bits of (row, column 0) on random data.
+def alike(
+    operand: Operand, row: int, column: int, seed: int
+) -> tuple[Integers, tuple[int, ...] | None]:
+    """Columns and rows with the bits of (row, column) on random data.
 
     Returns:
         The columns (slots) that do, and the rows; None if there is only one row.
@@ -220,13 +228,15 @@ def alike(operand: Operand, row: int, seed: int) -> tuple[Integers, tuple[int, .
         )
     if row >= len(result):
         raise RevealError(f"{operand.name} has {len(result)} rows of results: there is no {row}")
+    if column >= operand.slots:
+        raise RevealError(f"{operand.name} has {operand.slots} rows: there is no {column}")
     words = result.contiguous().view(torch.uint8).reshape(*result.shape, -1).cpu().numpy()
     columns = np.arange(operand.slots)
     if operand.slots > 1:
         tiled.copy_(sample[:1].expand_as(tiled))
         one = called(operand, (tiled,))
         bits = one.contiguous().view(torch.uint8).reshape(*one.shape, -1).cpu().numpy()[row]
-        columns = np.flatnonzero((bits == bits[0]).all(-1))
+        columns = np.flatnonzero((bits == bits[column]).all(-1))
     if len(words) == 1:
         return columns, None
     same = (words[:, columns] == words[row][columns]).all((1, 2))
@@ -262,7 +272,10 @@ def explain(
             what = "fp32 additions" if arithmetic is None else str(arithmetic).split("(")[0]
             return True, f"this tree of {what} gives the bits of random data"
     if tree.block > 1:
-        return None, "the arithmetic of its fused blocks is none that is known here"
+        return None, (
+            "the arithmetic of its fused blocks is none that is known here, or the order depends "
+            "on the values"
+        )
     return False, (
         "this tree of fp32 additions does not give the bits of random data: the arithmetic is "
         "another one, or the order depends on the values"

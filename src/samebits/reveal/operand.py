@@ -67,6 +67,8 @@ class Operand:
             operation multiplies.
         scale: what the operation multiplies a sum by; measured from a single unit if None.
         direct: results are sums, and not only tell how many units are in one.
+        rowwise: the slots are the rows of the operation's input, and not columns of a weight.
+        values: a type whose values pass the operation's own conversion of its input unchanged.
     """
 
     name: str
@@ -80,6 +82,8 @@ class Operand:
     multiply: Callable[[Tensor, Tensor], Tensor] | None = None
     scale: float | None = None
     direct: bool = True
+    rowwise: bool = False
+    values: torch.dtype | None = None
 
 
 @dataclass
@@ -314,8 +318,8 @@ class PositiveBox:
             if lost[0] == alone[0] != moved[0]:
                 return
         raise RevealError(
-            f"{name}: a change of one ulp in the sum is not seen in its result, so the order of its "
-            "terms is not either; a result in fp32 may show it"
+            f"{name}: a change of one ulp in the sum is not seen in its result, so the order of "
+            "its terms is not either; a result in fp32 may show it"
         )
 
     def together(self, i: Integers, j: Integers, k: Integers) -> Bools:
@@ -327,8 +331,8 @@ class PositiveBox:
             self._alone |= dict(zip(part.tolist(), self._seen(part, ()).tolist(), strict=True))
         found = []
         for at in range(0, len(i), self.operand.slots):
-            part = slice(at, at + self.operand.slots)
-            found.append(self._seen(i[part], ((j[part], 0.375 * ulp), (k[part], 0.375 * ulp))))
+            now = slice(at, at + self.operand.slots)
+            found.append(self._seen(i[now], ((j[now], 0.375 * ulp), (k[now], 0.375 * ulp))))
         alone = np.array([self._alone[at] for at in i.tolist()])
         return np.concatenate(found) != alone if found else np.zeros(0, bool)
 
@@ -364,8 +368,8 @@ def called(operand: Operand, addends: tuple[Tensor, ...]) -> Tensor:
     if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[1] != operand.slots:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise RevealError(
-            f"{operand.name} gave {shape}, where one result is needed for each of {operand.slots} "
-            "sums: it is not a reduction along the last axis"
+            f"{operand.name} gave {shape}, where one result is needed for each of "
+            f"{operand.slots} sums: it is not a reduction along the last axis"
         )
     return result
 
@@ -373,7 +377,9 @@ def called(operand: Operand, addends: tuple[Tensor, ...]) -> Tensor:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same bits."""
     words = _WORDS[a.element_size()]
-    return a.shape == b.shape and torch.equal(a.contiguous().view(words), b.contiguous().view(words))
+    return a.shape == b.shape and torch.equal(
+        a.contiguous().view(words), b.contiguous().view(words)
+    )
 
 
 def checksum(x: Tensor) -> int:
@@ -384,4 +390,6 @@ def checksum(x: Tensor) -> int:
 
 def _words(values: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The words of some values, as integers: not every dtype can be indexed."""
-    return torch.tensor(values, dtype=torch.float64).to(dtype).view(_WORDS[dtype.itemsize]).to(device)
+    return (
+        torch.tensor(values, dtype=torch.float64).to(dtype).view(_WORDS[dtype.itemsize]).to(device)
+    )

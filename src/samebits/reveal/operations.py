@@ -1,4 +1,4 @@
-"""Which operations are sums of addends that we choose, and how: by name, or as the caller's function."""
+"""Which operations are sums of addends that we choose, and how: by name, or a caller's function."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def _ones(request: Request, *shape: int) -> Tensor:
 
 
 def _operand(request: Request, slots: int, run: Function, **more: Any) -> Operand:
-    return Operand(str(request), request.k, slots, request.type, request.where, run, **more)
+    values = torch.bfloat16 if request.dtype == "tf32" else None
+    return Operand(
+        str(request), request.k, slots, request.type, request.where, run, values=values, **more
+    )
 
 
 @contextmanager
@@ -125,6 +128,11 @@ def _precision(request: Request) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def _one(y: Any) -> Any:
+    """A scalar as a matrix; what is none is left for the caller to refuse."""
+    return y.reshape(1, 1) if isinstance(y, Tensor) and y.numel() == 1 else y
+
+
 # ---- rows ---------------------------------------------------------------------------------------
 
 
@@ -134,8 +142,8 @@ def _row(stock: Function) -> Callable[[Request], Operand]:
     def build(request: Request) -> Operand:
         fn = request.fn or stock
         if request.m is None:
-            return _operand(request, 1, lambda x: fn(x[0]).reshape(1, 1))
-        return _operand(request, request.m, lambda x: fn(x)[None])
+            return _operand(request, 1, lambda x: _one(fn(x[0])))
+        return _operand(request, request.m, lambda x: fn(x)[None], rowwise=True)
 
     return build
 
@@ -169,8 +177,9 @@ def _dot(request: Request) -> Operand:
 def _mv(request: Request) -> Operand:
     fn, one = request.fn or torch.mv, _ones(request, request.k)
     return _operand(
-        request, request.rows, lambda w: fn(w, one)[None], multiply=lambda x, w: fn(w, x)[None]
-    )
+        request, request.rows, lambda w: fn(w, one)[None], multiply=lambda x, w: fn(w, x)[None],
+        rowwise=True,
+    )  # fmt: skip
 
 
 def _linear(request: Request) -> Operand:
@@ -264,7 +273,7 @@ def _conv2d(request: Request) -> Operand:
 
 
 def _pv(request: Request) -> Operand:
-    """The sum over keys: equal scores, so that every probability is the same; addends are values."""
+    """The sum over keys: scores are equal, so that every probability is; addends are values."""
     fn = request.fn or F.scaled_dot_product_attention
     heads, d, keys = request.batch, request.n or 64, request.k
     q = _ones(request, 1, heads, request.rows, d) * 0
@@ -285,8 +294,8 @@ _FOLD, _COUNTED = 16, 128
 def _qk(request: Request) -> Operand:
     """The score of key 0, read from its share of the softmax: value 1 at it, 0 at the others.
 
-    q is -1, so a count c makes a score of -c / 16 (a power of 4: some kernels multiply q and k by its root);
-    a smaller share keeps its relative precision.
+    q is -1, so a count c makes a score of -c / 16; a smaller share keeps its relative precision.
+    16 is a power of 4 because some kernels multiply q and k by its root.
     """
     fn = request.fn or F.scaled_dot_product_attention
     heads, keys, d = request.batch, request.n or 64, request.k
@@ -343,7 +352,10 @@ def _rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:])
 
 
-_SQUARES = Terms(lambda term: term**0.5, 0.0)
+#: An fma does not round a mask's square before it adds, so that has to be exact.
+_SQUARES = Terms(
+    lambda term: term**0.5, 0.0, tuple(x * x for x in (1, 1.25, 1.5, 1.75, 1.125, 1.375, 1.625))
+)
 _EXPONENTIALS = Terms(
     lambda term: float(torch.tensor(term, dtype=torch.float64).log()), float("-inf"), (1.0,)
 )

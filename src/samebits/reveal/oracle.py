@@ -56,8 +56,8 @@ class Oracle(Protocol):
 
 def _tree_error(detail: str) -> RevealError:
     return RevealError(
-        f"the answers fit no tree: {detail}. Either the order of additions depends on the values or "
-        "varies between runs, or the sum is wider than fp32 or compensated"
+        f"the answers fit no tree: {detail}. Either the order of additions depends on the values "
+        "or varies between runs, or the sum is wider than fp32 or compensated"
     )
 
 
@@ -117,14 +117,15 @@ class SignedOracle:
         at = 0
         for number, (cell, sample) in enumerate(zip(cells, samples, strict=True)):
             counts, at = outside[at : at + len(cell)], at + len(cell)
-            whole, later, mine = len(sample) == len(cell), len(cell), []
+            whole, later = len(sample) == len(cell), len(cell)
+            mine: list[tuple[Integers, bool]] = []
             for count in np.unique(counts)[::-1]:
                 part = cell[counts == count]
                 later -= len(part)
                 if whole and count != later:
                     raise _tree_error(
-                        f"{count} of {len(cell)} units survive beside leaves {pivot} and {part[0]}, "
-                        f"where {later} should"
+                        f"{count} of {len(cell)} units survive beside leaves {pivot} and "
+                        f"{part[0]}, where {later} should"
                     )
                 if not whole and len(part) > 1:
                     # A sampled leaf meets the pivot no later than the others of its cell.
@@ -154,7 +155,8 @@ class SignedOracle:
 
     def excludes(self, i: Integers, j: Integers, outer: int) -> Bools:
         """See `Oracle`. One probe a pair."""
-        return self._outside(i, j, self._mask([outer])[None], np.zeros_like(i)) == 1
+        found: Bools = self._outside(i, j, self._mask([outer])[None], np.zeros_like(i)) == 1
+        return found
 
     def contradicted(self, tree: RevealedTree, i: Integers, j: Integers) -> Bools:
         """See `Oracle`. One probe a pair: units inside must all be lost, those outside counted."""
@@ -162,7 +164,8 @@ class SignedOracle:
         if self.leaves <= self.capacity:
             units = np.ones((1, self.leaves), bool)
             outside = self._outside(i, j, units, np.zeros_like(i))
-            return outside != self.leaves - tree.sizes[meeting]
+            wrong: Bools = outside != self.leaves - tree.sizes[meeting]
+            return wrong
         units = np.zeros((len(i), self.leaves), bool)
         expected = np.zeros(len(i), np.int64)
         half = self.capacity // 2
@@ -173,7 +176,8 @@ class SignedOracle:
             chosen = self._some(np.setdiff1d(around, inside, assume_unique=True), half)
             units[row, chosen] = True
             expected[row] = len(chosen)
-        return self._outside(i, j, units, np.arange(len(i))) != expected
+        found: Bools = self._outside(i, j, units, np.arange(len(i))) != expected
+        return found
 
     def _some(self, of: Integers, most: int) -> Integers:
         return of if len(of) <= most else self._rng.choice(of, most, replace=False)

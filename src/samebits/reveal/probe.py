@@ -1,10 +1,10 @@
 """From answers to a tree: FPRev's recursion, with fused operations and with regularity made use of.
 
-`reconstruct` looks from one leaf, the pivot, at all others: those that meet it in the same operation
-form a group, which holds one subtree, or several if the operation is a fused one. Groups are taken
-apart in the same way. A subtree whose leaves are those of a known one, moved by a constant, is taken
-to be its copy; every copy, and random pairs across the whole tree, are verified by probes afterwards.
-If one is contradicted, everything is probed without such guesses.
+`reconstruct` looks from one leaf, the pivot, at all others: those that meet it in the same
+operation form a group, which holds one subtree, or several if the operation is a fused one. Groups
+are taken apart in the same way. A subtree whose leaves are those of a known one, moved by a
+constant, is taken to be its copy; every copy, and random pairs across the whole tree, are verified
+by probes afterwards. If one is contradicted, everything is probed without such guesses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from samebits.reveal.oracle import Oracle
 from samebits.reveal.tree import Integers, RevealedTree
 
 #: Pairs that are verified in each copy of a subtree, and at most at random across the tree.
-PAIRS_A_COPY, RANDOM_PAIRS = 2, 128
-#: Among few leaves shapes are alike by chance: smaller trees are probed without guesses, and so are
-#: groups of fewer leaves, unless they are so few that all their pairs can be verified.
+PAIRS_A_COPY, RANDOM_PAIRS = 2, 64
+#: Among few leaves shapes are alike by chance: smaller trees are probed without guesses, and so
+#: are groups of fewer leaves, unless they are so few that all their pairs can be verified.
 SMALL_TREE, SMALL_GROUP, FEW = 64, 8, 4
 #: Of operations with more operands, not all pairs are looked at.
 WIDEST_BLOCK = 32
+_NEIGHBOURS = slice(-1), slice(1, None)
 
 
 @dataclass
@@ -94,7 +95,7 @@ class _Builder:
         if pairs:
             number, i, j = np.array(pairs).T
             several[number[~self.oracle.excludes(i, j, pivot)]] = True
-        return several.tolist()
+        return [bool(s) for s in several]
 
     def children(self, leaves: Integers, outer: int, several: bool, *, most: bool) -> list[int]:
         """The subtrees of a group whose leaves all meet `outer` in one operation.
@@ -140,7 +141,7 @@ class _Builder:
             i, j = _all_pairs(leaves).T
         else:
             mixed = [self.rng.permutation(leaves) for _ in range(4)]
-            i, j = (np.concatenate([m[side] for m in mixed]) for side in (slice(-1), slice(1, None)))
+            i, j = (np.concatenate([m[side] for m in mixed]) for side in _NEIGHBOURS)
         return not self.oracle.excludes(i, j, outer).any()
 
 

@@ -48,9 +48,7 @@ def replay(tree: RevealedTree, addends: F32, arithmetic: Arithmetic | None = Non
     return root
 
 
-def _block(
-    operands: tuple[int, ...], terms: list[F32], leaves: int, arithmetic: BlockFma
-) -> F32:
+def _block(operands: tuple[int, ...], terms: list[F32], leaves: int, arithmetic: BlockFma) -> F32:
     inner = [t for c, t in zip(operands, terms, strict=True) if c >= leaves]
     single = np.stack([t for c, t in zip(operands, terms, strict=True) if c < leaves], 1)
     acc = inner[0] if inner else np.zeros(len(single), np.float32)

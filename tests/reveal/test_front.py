@@ -1,0 +1,189 @@
+"""Stock operations and our own; what is no reduction is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import samebits
+from samebits import ops
+from samebits.contract import parse_tree
+from samebits.errors import RevealError
+from samebits.reveal import OPERATIONS, Request, RevealedTree, reveal
+
+
+def numpy_pairwise(n: int) -> RevealedTree:
+    """NumPy's sum: eight chains a block of up to 128, folded in neighbours; halves above that."""
+    children: list[tuple[int, ...]] = []
+
+    def join(*operands: int) -> int:
+        children.append(operands)
+        return n + len(children) - 1
+
+    def total(start: int, count: int) -> int:
+        if count < 8:
+            acc = start
+            for i in range(start + 1, start + count):
+                acc = join(acc, i)
+            return acc
+        if count > 128:
+            half = count // 2 - count // 2 % 8
+            return join(total(start, half), total(start + half, count - half))
+        lanes = [start + i for i in range(8)]
+        for at in range(8, count - count % 8):
+            lanes[at % 8] = join(lanes[at % 8], start + at)
+        while len(lanes) > 1:
+            lanes = [join(a, b) for a, b in zip(lanes[::2], lanes[1::2], strict=True)]
+        for i in range(start + count - count % 8, start + count):
+            lanes[0] = join(lanes[0], i)
+        return lanes[0]
+
+    total(0, n)
+    return RevealedTree.of(n, children)
+
+
+@pytest.mark.parametrize("n", [7, 64, 128, 300, 1024])
+def test_numpy_adds_as_its_source_says(n: int) -> None:
+    found = reveal(lambda x: torch.tensor(np.sum(x.numpy())), k=n)
+    assert found.tree == numpy_pairwise(n)
+    assert found.explained
+
+
+def test_a_python_loop_is_a_chain() -> None:
+    found = reveal(lambda x: torch.tensor(np.add.accumulate(x.numpy())[-1]), k=100)
+    assert found.tree.describe() == "a chain of 100 (contract chain)"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("m", [1, 5])
+def test_our_linear_is_its_contract(dtype: str, m: int) -> None:
+    found = reveal(ops.linear, op="linear", m=m, n=48, k=512, dtype=dtype)
+    assert found.tree == RevealedTree.from_contract(parse_tree("lanes(16)"), 512)
+    assert found.explained
+    assert found.rows in (None, tuple(range(m)))
+
+
+def test_our_rows_are_their_contract() -> None:
+    tree = samebits.contract_of("sum", n=1500, dtype="fp32").tree
+    expected = RevealedTree.from_contract(tree, 1500)
+    assert reveal(lambda x: ops.sum(x, -1), k=1500).tree == expected
+    assert reveal(lambda x: ops.mean(x, -1), op="mean", k=1500, m=2).tree == expected
+
+
+@pytest.mark.parametrize("op", ["softmax", "norm", "rms_norm"])
+def test_sums_of_positive_terms_are_our_contract(op: str) -> None:
+    ours: dict[str, Callable[[Tensor], Tensor]] = {
+        "softmax": lambda x: ops.softmax(x, -1),
+        "norm": lambda x: ops.vector_norm(x, 2, -1),
+        "rms_norm": lambda x: ops.rms_norm(x, x.shape[-1:]),
+    }
+    found = reveal(ours[op], op=op, m=64, k=96)
+    tree = samebits.contract_of(op, n=96, dtype="fp32").tree
+    assert found.tree == RevealedTree.from_contract(tree, 96)
+
+
+def test_attention_adds_keys_in_leaves_and_scores_in_a_chain() -> None:
+    contract = samebits.contract_of("attention", head_dim=32, dtype="fp32")
+    values = reveal(ops.attention, op="pv", m=3, n=32, k=600, batch=2)
+    assert values.tree == RevealedTree.from_contract(parse_tree(f"segment({contract.leaf})"), 600)
+    for dtype in ("fp32", "bf16"):
+        scores = reveal(ops.attention, op="qk", m=3, n=64, k=32, batch=2, dtype=dtype)
+        assert scores.tree == RevealedTree.from_contract(contract.scores, 32)
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATIONS if op not in ("all_reduce", "log_softmax")])
+def test_stock_operations_have_trees(op: str) -> None:
+    sizes = {"m": 4, "n": 16, "k": 72}
+    if op == "dot":
+        sizes = {"k": 72}
+    found = reveal(op, **sizes)
+    assert found.tree.leaves == 72
+    assert found.explained is not False
+    assert RevealedTree.from_data(found.to_data()["tree"]) == found.tree
+
+
+def test_rows_of_one_call_may_differ() -> None:
+    found = reveal("linear", m=6, n=64, k=512)
+    same = reveal(ops.linear, op="linear", m=6, n=64, k=512)
+    assert found.rows != tuple(range(6)), "stock fp32 products now treat all rows alike"
+    assert same.rows == tuple(range(6))
+
+
+def test_a_row_is_chosen() -> None:
+    first, last = (reveal("linear", m=5, n=64, k=512, row=row) for row in (0, 4))
+    assert 4 not in (first.rows or ()) and 0 not in (last.rows or ())
+    assert first.tree != last.tree
+
+
+class Changing:
+    """A sum whose order differs from call to call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        rolled = x.roll(17 * self.calls)
+        return torch.from_numpy(np.add.accumulate(rolled.numpy()))[-1]
+
+
+def by_size(x: Tensor) -> Tensor:
+    """A sum from the smallest to the largest magnitude."""
+    return torch.from_numpy(np.add.accumulate(x[x.abs().argsort(stable=True)].numpy()))[-1]
+
+
+def test_an_order_that_varies_is_recognised() -> None:
+    with pytest.raises(RevealError, match="varies between runs"):
+        reveal(Changing(), k=200)
+
+
+def test_an_order_that_depends_on_values_is_recognised() -> None:
+    try:
+        found = reveal(by_size, k=200)
+    except RevealError as error:
+        assert "depends on the values" in str(error)
+    else:
+        assert not found.explained
+        assert any("depends on the values" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: x.max(), "not a sum of all its addends"),
+        (lambda x: x[:90].sum(), "not a sum of all its addends"),
+        (lambda x: x.sum() + 1, "for zeros: it is not a sum"),
+        (lambda x: x.sum() * torch.nan, "NaN"),
+        (lambda x: (x.sum(), x.zero_())[0], "mutates its input"),
+        (lambda x: x.sum() + torch.rand(()), "varies between runs"),
+        (lambda x: x.int().sum(), "floating-point"),
+        (lambda x: x, "not a reduction along the last axis"),
+        (lambda x: x.sum(7), "failed: IndexError"),
+        (lambda x: x.sum() * -1, "does not return its addend"),
+    ],
+)
+def test_what_is_no_reduction_is_refused(fn: Callable[[Tensor], Tensor], reason: str) -> None:
+    with pytest.raises(RevealError, match=reason):
+        reveal(fn, k=100, m=None)
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(RevealError, match="not known"):
+        Request("convolve", 8)
+    with pytest.raises(RevealError, match="k = 0"):
+        reveal("sum", k=0)
+    with pytest.raises(RevealError, match="dtype"):
+        reveal("sum", k=8, dtype="int8")
+    with pytest.raises(RevealError, match="multiple of 9"):
+        reveal("conv2d", k=8)
+    with pytest.raises(RevealError, match="no 3"):
+        reveal("linear", m=2, n=8, k=8, row=3)
+    with pytest.raises(RevealError, match="not initialised"):
+        reveal("all_reduce", k=2)
+    if not torch.cuda.is_available():
+        with pytest.raises(RevealError, match="no usable CUDA GPU"):
+            reveal("sum", k=8, device="cuda")

@@ -1,0 +1,130 @@
+"""Known trees are recovered: random ones, and every contract's from its evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_tree import CONTRACTS, random_tree
+
+from samebits.contract import IEEE_FMA, LinearContract, hopper_mma, parse_tree
+from samebits.errors import RevealError
+from samebits.reveal import RevealedTree, reveal
+from samebits.reveal.oracle import PositiveOracle, SignedOracle
+from samebits.reveal.probe import reconstruct
+from samebits.reveal.tree import Integers
+
+
+def counting(tree: RevealedTree) -> Callable[..., Integers]:
+    """The exact answers of a tree: units outside of where i and j meet."""
+    ordered, start = tree._spans
+
+    def count(i: Integers, j: Integers, units: np.ndarray, which: Integers) -> Integers:
+        chosen = units[which]
+        rows = np.arange(len(i))
+        chosen[rows, i] = chosen[rows, j] = False
+        node = tree.meeting(i, j)
+        upto = np.concatenate([np.zeros((len(i), 1), int), chosen[:, ordered].cumsum(1)], 1)
+        inside = upto[rows, start[node] + tree.sizes[node]] - upto[rows, start[node]]
+        return chosen.sum(1) - inside
+
+    return count
+
+
+def meeting_first(tree: RevealedTree) -> Callable[..., np.ndarray]:
+    """The exact answers of a tree: whether j and k meet before i."""
+    ordered, start = tree._spans
+    place = np.argsort(ordered)
+
+    def together(i: Integers, j: Integers, k: Integers) -> np.ndarray:
+        node = tree.meeting(j, k)
+        return (place[i] < start[node]) | (place[i] >= start[node] + tree.sizes[node])
+
+    return together
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 10**6),
+    leaves=st.integers(1, 90),
+    capacity=st.sampled_from([4, 16, 1 << 20]),
+)
+def test_random_trees_from_counts(seed: int, leaves: int, capacity: int) -> None:
+    tree = random_tree(seed, leaves)
+    assert reconstruct(SignedOracle(leaves, counting(tree), capacity)) == tree
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 10**6), leaves=st.integers(1, 90))
+def test_random_trees_from_triples(seed: int, leaves: int) -> None:
+    tree = random_tree(seed, leaves)
+    assert reconstruct(PositiveOracle(leaves, meeting_first(tree))) == tree
+
+
+@pytest.mark.parametrize("capacity", [256, 1 << 20])
+@pytest.mark.parametrize("leaves", [1024, 3000])
+@pytest.mark.parametrize("text", CONTRACTS)
+def test_regular_trees_take_fewer_than_3_probes_a_leaf(
+    text: str, leaves: int, capacity: int
+) -> None:
+    for block in (1,) if "lanes" in text else (1, 16, 32):
+        tree = RevealedTree.from_contract(parse_tree(text), leaves, block)
+        oracle = SignedOracle(leaves, counting(tree), capacity)
+        assert reconstruct(oracle) == tree
+        assert oracle.probes < 3 * leaves
+
+
+@pytest.mark.parametrize("order", ["descending", "inward"])
+def test_chains_in_other_orders(order: str) -> None:
+    n = 2000
+    taken = list(range(n))[::-1]
+    if order == "inward":
+        taken = [x for pair in zip(range(n // 2), range(n)[::-1], strict=False) for x in pair][::-1]
+    children = [(taken[0], taken[1]), *((n + t, taken[t + 2]) for t in range(n - 2))]
+    tree = RevealedTree.of(n, children)
+    assert reconstruct(SignedOracle(n, counting(tree), 1 << 20)) == tree
+
+
+def test_answers_of_two_trees_are_none() -> None:
+    rng = np.random.default_rng(0)
+    one, two = (
+        counting(RevealedTree.from_contract(parse_tree(t), 300)) for t in ("chain", "split(2)")
+    )
+
+    def either(*question: np.ndarray) -> Integers:
+        return np.where(rng.random(len(question[0])) < 0.5, one(*question), two(*question))
+
+    with pytest.raises(RevealError, match=r"fit no tree|contradict"):
+        reconstruct(SignedOracle(300, either, 1 << 20))
+
+
+ARITHMETIC = {
+    "fp32": IEEE_FMA, "bf16": hopper_mma("bf16"), "fp16": hopper_mma("fp16"),
+    "tf32": hopper_mma("tf32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ARITHMETIC)
+@pytest.mark.parametrize("text", [t for t in CONTRACTS if "lanes" not in t])
+def test_contracts_from_their_evaluators(text: str, dtype: str) -> None:
+    contract = LinearContract(parse_tree(text), ARITHMETIC[dtype], dtype, "fp32")
+    found = reveal(contract.evaluate, op="linear", m=2, n=64, k=600, dtype=dtype)
+    assert found.tree == RevealedTree.from_contract(contract.tree, 600, contract.arithmetic)
+    assert found.probes < 3 * 600
+    assert found.explained
+    assert contract.tree in found.tree.contracts or text in ("split(4)", "balanced(8)")
+
+
+@pytest.mark.parametrize("text", ["lanes(16)", "balanced(4) of lanes(16)"])
+def test_lanes_from_their_evaluators(text: str) -> None:
+    contract = LinearContract(parse_tree(text), IEEE_FMA, "bf16", "bf16")
+
+    def rounded(x: object, w: object) -> object:
+        return contract.evaluate(x, w, out_dtype="bf16")
+
+    found = reveal(rounded, op="linear", m=1, n=64, k=600, dtype="bf16")
+    assert found.tree == RevealedTree.from_contract(contract.tree, 600)
+    assert found.explained
