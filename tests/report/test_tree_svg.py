@@ -101,3 +101,15 @@ def test_long_text_is_wrapped() -> None:
     assert tree_svg.wrapped("one two three", "", 60) == ["one two", "three"]
     assert tree_svg.wrapped("a\nb", "", 60) == ["a", "b"]
     assert tree_svg.wrapped("unbreakable", "", 5) == ["unbreakable"]
+
+
+def test_comparisons() -> None:
+    rows = [
+        (f"stock with a long name, M = {m}", RevealedTree.from_contract(tree, 4096, block))
+        for m, (tree, block) in enumerate([(Chain(), 16), (Lanes(16), 1), (Segment(192), 1)])
+    ]
+    svg = tree_svg.compare(
+        [*rows, ("random", random_tree(50, 1))], title="One product", note="here"
+    )
+    check(svg)
+    assert svg.count("accumulator") and all(tree.id in svg for _, tree in rows)

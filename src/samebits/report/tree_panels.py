@@ -39,11 +39,6 @@ def elements(part: Structure) -> Integers:
     return np.concatenate([_of_run(run) for run in part.runs])
 
 
-def _single(part: Structure) -> bool:
-    """Whether an accumulator takes single elements here."""
-    return isinstance(part, Leaf) or (isinstance(part, Series) and all(map(_single, part.parts)))
-
-
 def _of_run(run: Run) -> Integers:
     shifts = np.arange(run.count)[:, None] * run.step
     return (shifts + elements(run.part)[None]).reshape(-1)
@@ -73,21 +68,49 @@ def accumulators(tree: RevealedTree) -> tuple[Integers, Integers]:
         else:
             mine, at = -1, 0
             for run in part.runs:
-                if _single(run.part):
+                for j, member in _members(run.part):
+                    if not isinstance(member, Leaf):
+                        for t in range(run.count):
+                            walk(shifted(member, t * run.step))
+                        continue
                     if mine < 0:
                         mine, count = count, count + 1
-                    taken = _of_run(run)
+                    copies = np.arange(run.count)
+                    taken = member.index + copies * run.step
                     owner[taken] = mine
-                    step[taken] = at + np.arange(len(taken)) // run.width
-                else:
-                    for t in range(run.count):
-                        walk(shifted(run.part, t * run.step))
-                at += -(-run.count // run.width)
+                    step[taken] = at + copies // run.width * _each(run) + j
+                at += operations(run)
 
     walk(tree.structure)
     first = np.full(count, tree.leaves)
     np.minimum.at(first, owner, np.arange(tree.leaves))
     return np.argsort(np.argsort(first))[owner], step
+
+
+def _members(part: Structure) -> list[tuple[int, Structure]]:
+    """What of a run enters its accumulator: in which operation of each copy, and the part."""
+    if isinstance(part, Series):
+        return [(j, member) for j, each in enumerate(part.parts) for _, member in _members(each)]
+    return [(0, p) for p in part.parts] if isinstance(part, Group) else [(0, part)]
+
+
+def _each(run: Run) -> int:
+    """Operations that one copy of a run takes."""
+    return len(run.part.parts) if isinstance(run.part, Series) else 1
+
+
+def operations(run: Run) -> int:
+    """How many operations of its accumulator a run takes."""
+    return -(-run.count // run.width) * _each(run)
+
+
+def operand(run: Run, at: int) -> tuple[Structure, ...]:
+    """What operation `at` of a run adds to its accumulator."""
+    if isinstance(run.part, Series):
+        t, j = divmod(at, len(run.part.parts))
+        return (shifted(run.part.parts[j], t * run.step),)
+    copies = range(at * run.width, min((at + 1) * run.width, run.count))
+    return tuple(shifted(run.part, t * run.step) for t in copies)
 
 
 def _copies(offsets: Sequence[int]) -> list[int]:
@@ -145,15 +168,16 @@ def panels(part: Structure, prefix: str = "") -> Iterator[Panel]:
             boxes, levels, note = _lanes(part)
             yield Panel(prefix + title + note, boxes, levels)
             part = part.part
-        elif isinstance(part, Group | Series):
+        elif isinstance(part, Group):
             shown = [
                 Box(label(elements(p)), hue(i, len(part.parts))) for i, p in enumerate(part.parts)
             ]
             yield Panel(prefix + _title(part), _few(shown))
             part = max(part.parts, key=lambda p: len(elements(p)))
         else:
-            yield Panel(prefix + _title(part), _few(list(_steps(part))))
-            inner = [run.part for run in part.runs if not _single(run.part)]
+            yield Panel(prefix + _title(part), tuple(_steps(part)))
+            members = [member for run in part.runs for _, member in _members(run.part)]
+            inner = [member for member in members if not isinstance(member, Leaf)]
             if not inner:
                 return
             part = max(inner, key=lambda p: len(elements(p)))
@@ -196,28 +220,27 @@ def _leaves_in_pairs(leaf: Binary, levels: int) -> tuple[tuple[Box, ...], int]:
 def _title(part: Structure) -> str:
     """What this level does, without the levels inside."""
     if isinstance(part, Chain) and len(part.runs) > 1:
-        total = sum(-(-run.count // run.width) for run in part.runs)
+        total = sum(map(operations, part.runs))
         return f"one accumulator takes {total:,} parts in turn"
     return words(part).split("; each:")[0]
 
 
 def _steps(part: Chain) -> Iterator[Box]:
-    """The operands of a chain, one box an operation."""
-    total = sum(-(-run.count // run.width) for run in part.runs)
+    """The operands of a chain, one box an operation; only those that are drawn."""
+    total = sum(map(operations, part.runs))
+    single = len(part.runs) == 1 and isinstance(part.runs[0].part, Leaf)
     at = 0
-    single = all(_single(run.part) for run in part.runs)
     for run in part.runs:
-        steps = -(-run.count // run.width)
-        # Boxes that will not be drawn need no label.
-        for s in range(steps):
+        for i in range(operations(run)):
             if _drawn(at, total):
-                first, last = s * run.width, min((s + 1) * run.width, run.count)
-                taken = _of_run(Run(shifted(run.part, first * run.step), last - first, run.step))
-                colour = hue(0, 1) if single else hue(_place(at, total), min(total, MOST_BOXES))
-                fused = last - first > 1 or isinstance(run.part, Group)
-                yield Box(label(taken), colour, fused)
+                taken = operand(run, i)
+                alone = single or (len(taken) == 1 and isinstance(taken[0], Leaf))
+                colour = hue(0, 1) if alone else hue(_place(at, total), min(total, MOST_BOXES))
+                found = np.concatenate([elements(t) for t in taken])
+                fused = len(taken) > 1 or isinstance(taken[0], Group)
+                yield Box(label(found), colour, fused)
             elif at == MOST_BOXES - 2:
-                yield Box(f"{total - MOST_BOXES + 1} more", None)
+                yield Box(f"{total - MOST_BOXES + 1:,} more", None)
             at += 1
 
 

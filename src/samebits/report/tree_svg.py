@@ -223,6 +223,46 @@ def draw(tree: RevealedTree, *, title: str = "", note: str = "") -> str:
     return page(WIDTH, y + 8, title or f"reduction tree {tree.id}", body)
 
 
+def compare(rows: Sequence[tuple[str, RevealedTree]], *, title: str, note: str = "") -> str:
+    """Several trees under each other, each as its axis and a line of words.
+
+    Args:
+        rows: what each is, and its tree.
+        title, note: as in `draw`.
+    """
+    body: list[str] = []
+    y = MARGIN + 8.0
+    for kind, line in [("h", title), *([("s", note)] if note else [])]:
+        for piece in wrapped(line, kind, INNER):
+            body.append(text(MARGIN, y, piece, kind))
+            y += 20
+    left, width = MARGIN + 150.0, INNER - 150.0
+    for name, tree in rows:
+        y += 12
+        body.append(f'<path class="rule" d="M{MARGIN} {y - 10:g}H{WIDTH - MARGIN}"/>')
+        owner, step = accumulators(tree)
+        top = y
+        for i, piece in enumerate(wrapped(name, "t", left - MARGIN - 12)):
+            body.append(text(MARGIN, top + 12 + 17 * i, piece, "t"))
+            y = top + 17 * (i + 1)
+        body += ribbon(owner, top, 14, left, width)
+        body += near(owner, step, top + 20, left, width)
+        below = top + 50
+        for piece in wrapped(f"{tree.describe()} · tree {tree.id}", "m", width):
+            body.append(text(left, below, piece, "m"))
+            below += 15
+        y = max(y, below)
+    y += 12
+    last = (
+        f"Upper line: all elements; lower line: the first {NEAR}. One colour, one accumulator; "
+        "cells without a gap enter one fused operation."
+    )
+    for piece in wrapped(last, "m", INNER):
+        body.append(text(MARGIN, y, piece, "m"))
+        y += 15
+    return page(WIDTH, y + 6, title, body)
+
+
 def _axis(leaves: int, owner: Integers, step: Integers, y: float) -> tuple[list[str], float]:
     """The axis as a whole and, if it is long, its beginning magnified."""
     count = int(owner.max()) + 1
