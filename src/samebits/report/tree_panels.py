@@ -168,7 +168,7 @@ def panels(part: Structure, prefix: str = "") -> Iterator[Panel]:
             boxes, levels, note = _lanes(part)
             yield Panel(prefix + title + note, boxes, levels)
             part = part.part
-        elif isinstance(part, Group):
+        elif isinstance(part, Group | Series):
             shown = [
                 Box(label(elements(p)), hue(i, len(part.parts))) for i, p in enumerate(part.parts)
             ]
