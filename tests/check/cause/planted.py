@@ -23,8 +23,7 @@ def split_k(x: Tensor, w: Tensor) -> Tensor:
     """Cuts K in two below 8 rows."""
     if len(x) >= 8:
         return _rows(x, w)
-    half = x.shape[1] // 2
-    return _rows(x[:, :half], w[:, :half]) + _rows(x[:, half:], w[:, half:])
+    return _halves(x, w)
 
 
 @torch.library.custom_op("planted::blocked", mutates_args=())
@@ -95,6 +94,27 @@ def leaking(x: Tensor, w: Tensor) -> Tensor:
     return _rows(x, w) + 0.0 * _rows(x.roll(-1, 0), w)
 
 
+@torch.library.custom_op("planted::threaded", mutates_args=())
+def threaded(x: Tensor, w: Tensor) -> Tensor:
+    """Gives each thread a part of K."""
+    count = torch.get_num_threads()
+    parts = zip(x.chunk(count, 1), w.chunk(count, 1), strict=True)
+    return torch.stack([_rows(a, b) for a, b in parts]).sum(0)
+
+
+@torch.library.custom_op("planted::tail", mutates_args=())
+def tail(x: Tensor, w: Tensor) -> Tensor:
+    """Computes rows past the last tile of 8 in another order."""
+    whole = len(x) // 8 * 8
+    return torch.cat([_rows(x[:whole], w), _halves(x[whole:], w)])
+
+
+@torch.library.custom_op("planted::strided", mutates_args=())
+def strided(x: Tensor, w: Tensor) -> Tensor:
+    """Has another kernel for rows that are not contiguous."""
+    return _rows(x, w) if x.is_contiguous() else _halves(x, w)
+
+
 _last = {"rows": 0}
 
 
@@ -102,10 +122,7 @@ _last = {"rows": 0}
 def remembering(x: Tensor, w: Tensor) -> Tensor:
     """Keeps the order of summation that suited the call before, as a cached choice would."""
     wide, _last["rows"] = _last["rows"] >= 256, len(x)
-    half = x.shape[1] // 2
-    if not wide:
-        return _rows(x, w)
-    return _rows(x[:, half:], w[:, half:]) + _rows(x[:, :half], w[:, :half])
+    return _halves(x, w) if wide else _rows(x, w)
 
 
 _left = itertools.cycle((0.5, -1.0, 0.25))
@@ -122,6 +139,12 @@ def _rows(x: Tensor, w: Tensor) -> Tensor:
     return (x.double() @ w.double().mT).to(x.dtype)
 
 
+def _halves(x: Tensor, w: Tensor) -> Tensor:
+    """The same in two parts of K."""
+    half = x.shape[1] // 2
+    return _rows(x[:, half:], w[:, half:]) + _rows(x[:, :half], w[:, :half])
+
+
 def _tf32(x: Tensor) -> Tensor:
     """Ten fraction bits."""
     words = x.contiguous().view(torch.int32)
@@ -132,6 +155,7 @@ TWINS = {
     "planted::split_k": _rows, "planted::blocked": _rows, "planted::atomic": _rows,
     "planted::racing": _rows, "planted::tf32": _rows, "planted::partials": _rows,
     "planted::remembering": _rows, "planted::dynamic": _rows,
+    "planted::threaded": _rows, "planted::tail": _rows, "planted::strided": _rows,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import samebits as sb
 from samebits.check import Explanation, Request, check, explain
-from samebits.check.targets import load
+from samebits.check.tokens import Sizes
 from samebits.errors import SettingError, ShapeError
 from samebits.mode import stock
 from samebits.models import tiny
@@ -161,7 +161,8 @@ def test_check_explains_its_own_cases() -> None:
 
 
 def test_the_bundled_model_is_explained_by_check() -> None:
-    report = check(load("tiny"), costs=False, explain=True, promises=["rows"])
+    sizes = Sizes((1, 2, 5), 13, 11, 1)
+    report = check(tiny.load(), costs=False, explain=True, promises=["rows"], sizes=sizes)
     stock_side, switched = report.tests[0].stock, report.tests[0].switched
     assert stock_side is not None and switched is not None and switched.explanation is None
     found = stock_side.explanation
@@ -185,3 +186,37 @@ def test_compiled_against_eager() -> None:
     found = explain(model, lambda: model(x), lambda: fused(x))
     assert (found.kind, found.detail, found.trigger) == ("reordering", "compiled", "compiled")
     assert any("Run eagerly" in line for line in found.evidence)
+
+
+def test_inference_mode_and_views() -> None:
+    """Under inference mode composites are single steps, and tensors cannot be written to."""
+    model = Stack(Product("split_k", 9)).requires_grad_(False)
+    x = values(9, WIDTH)
+
+    def inferred(rows: int) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            with torch.inference_mode():
+                return model(x[:rows])
+
+        return call
+
+    found = explain(model, inferred(1), inferred(9), align=(0, 0), twins=planted.TWINS)
+    assert found.place is not None and found.place.op == "planted.split_k.default"
+    assert (found.kind, found.trigger) == ("reordering", "rows")
+
+
+def test_linear_layers_of_stock_torch_under_inference_mode() -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))).requires_grad_(False)
+    x = values(16, 512)
+
+    def inferred(rows: int) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            with torch.inference_mode():
+                return model(x[:rows])
+
+        return call
+
+    found = explain(model, inferred(1), inferred(16), align=(0, 0))
+    if found.verdict == "differs":
+        assert found.kind == "reordering" and found.place is not None
+        assert found.place.module == "0" and found.swaps[-1].differing == 0

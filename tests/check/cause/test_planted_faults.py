@@ -298,15 +298,84 @@ def test_a_late_switch() -> None:
     assert found.trigger == "setting" and not found.allowed
 
 
+def test_the_place_in_the_batch() -> None:
+    model, x = Stack(Product("tail", 9)), values(12, WIDTH)
+    found = explain(model, x, x.roll(9, 0), align=(0, 9), twins=planted.TWINS)
+    expect(found, "planted.tail.default", "reordering", "kernel", "position")
+
+
+class Columns(Layer):
+    """Hands its kernel columns instead of rows when told to."""
+
+    columns = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mT.contiguous().mT if self.columns else x
+        return torch.ops.planted.strided(x, self.weight)
+
+
+def test_memory_layout() -> None:
+    layer = Columns()
+    model, x = Stack(layer), values(8, WIDTH)
+
+    def laid(columns: bool) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            layer.columns = columns
+            return model(x)
+
+        return call
+
+    found = explain(model, laid(False), laid(True), twins=planted.TWINS)
+    expect(found, "planted.strided.default", "reordering", "kernel", "layout")
+
+
+class Masked(Layer):
+    """Attention over all rows that a mask leaves."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        q = x[None, None]
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=attention_mask)[0, 0]
+
+
+def test_another_mask() -> None:
+    model, x = Stack(Masked()), values(8, WIDTH)
+    masks = [torch.ones(8, 8, dtype=torch.bool) for _ in range(2)]
+    masks[1][:, 5:] = False
+    calls = [lambda mask=mask: model(x, attention_mask=mask) for mask in masks]
+    found = explain(model, *calls)
+    assert found.place is not None and found.place.module == "layers.2"
+    assert (found.kind, found.detail, found.trigger) == ("semantics", "mask", "mask"), found
+
+
+class Drifting(Layer):
+    """Adds a running mean that every call moves on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x - self.mean)
+
+
+def test_a_buffer_that_was_changed() -> None:
+    layer = Drifting()
+    model, x = Stack(layer), values(8, WIDTH)
+
+    def after(value: float) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            layer.mean.fill_(value)
+            return model(x)
+
+        return call
+
+    found = explain(model, after(0.0), after(0.25))
+    expect(found, "aten.sub.Tensor", "semantics", "state", "state")
+    assert "buffer layers.2.mean" in found.cause
+
+
 def test_threads() -> None:
-    """Stock's sum over many numbers depends on the number of threads."""
-
-    class Total(Layer):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.reshape(1, -1).sum(1, keepdim=True).expand(1, WIDTH) + x[:1, 0]
-
-    x = values(8192, WIDTH)
-    model = Total()
+    model, x = Stack(Product("threaded", 9)), values(8, WIDTH)
 
     def threads(count: int) -> Callable[[], Tensor]:
         def call() -> Tensor:
@@ -319,9 +388,9 @@ def test_threads() -> None:
 
         return call
 
-    found = explain(model, threads(1), threads(2))
-    if found.verdict == "differs":
-        assert (found.kind, found.trigger) == ("reordering", "threads"), found
+    found = explain(model, threads(1), threads(4), twins=planted.TWINS)
+    expect(found, "planted.threaded.default", "reordering", "threads", "threads")
+    assert "threads was 1, then 4" in found.cause
 
 
 @pytest.mark.parametrize("many", [2, 16, 300])

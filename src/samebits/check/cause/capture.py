@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Origin:
         reduces: it was computed, over the batch too, from a tensor that holds the requests.
         random: it was drawn.
         name: of the parameter or buffer that it is, or None.
+        argument: name under which a module was given it, or None.
     """
 
     made_by: Key | None = None
@@ -44,11 +45,12 @@ class Origin:
     reduces: bool = False
     random: bool = False
     name: str | None = None
+    argument: str | None = None
 
     def __str__(self) -> str:
         if self.made_by is not None:
             return f"the result of {self.made_by[1].removesuffix('.default')}"
-        return self.name or "a tensor from outside the model"
+        return self.name or self.argument or "a tensor from outside the model"
 
 
 @dataclass
@@ -143,8 +145,9 @@ class Operation:
     def with_operands(
         self, operands: Sequence[torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with fresh copies of other tensors in the places of the operands."""
-        fresh = iter([copied(t) for t in operands])
+        """The arguments with other tensors, or copies that may be written to, for the operands."""
+        writes = self.func._schema.is_mutable
+        fresh = iter([copied(t) if writes else t for t in operands])
         swap: Any = lambda x: next(fresh) if isinstance(x, torch.Tensor) else x  # noqa: E731
         args, kwargs = tree_map(swap, (self.args, self.kwargs))
         return args, kwargs
@@ -199,7 +202,13 @@ class Capture(Listener):
         self.found: dict[Key, Operation] = {}
         self._names = _names(module)
         self._origins: dict[int, Origin] = {}
-        self._alive: list[Any] = []
+        self._given: dict[int, str] = {}
+
+    def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes under which names a module is given tensors."""
+        for name, value in kwargs.items():
+            for t in tensors(value):
+                self._given[t.untyped_storage().data_ptr()] = name
 
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation, notes what it wrote, and copies it if it is wanted."""
@@ -231,7 +240,8 @@ class Capture(Listener):
 
     def _origin(self, t: torch.Tensor) -> Origin:
         address = t.untyped_storage().data_ptr()
-        return self._origins.get(address) or Origin(name=self._names.get(address))
+        found = self._origins.get(address) or Origin(name=self._names.get(address))
+        return replace(found, argument=self._given.get(address))
 
     def _note(self, key: Key, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         assert self.window is not None

@@ -143,8 +143,9 @@ def state(case: Case) -> Diagnosis | None:
         if made_here:
             continue
         name = case.argument_name(i)
-        mask = "mask" in name
-        what = origin if origin.name or origin.made_by else f"{name}, kept from before"
+        mask = "mask" in f"{name} {origin.argument}"
+        known = origin.name or origin.made_by or origin.argument
+        what = origin if known else f"{name}, kept from before"
         factor = case.turning("operand")
         return Diagnosis(
             "semantics", "mask" if mask else "state",
@@ -397,7 +398,12 @@ def _bound_line(case: Case) -> tuple[str, ...]:
         )
         return (
             f"{can}; they lie {found.times:.2g} times as far apart as other orders of the same "
-            "operands do.",
+            "operands do."
+            + (
+                " That is more than orders do: look for fewer bits or another algorithm."
+                if found.verdict == "suspect"
+                else ""
+            ),
         )
     if case.of_bound is None:
         return ()

@@ -24,6 +24,7 @@ from samebits.check.cause.factors import Isolation
 from samebits.check.cause.marks import Marks, Request, Step, steps
 from samebits.check.cause.runs import FIRST, SECOND, Align, Call, Filled, Runs, Value
 from samebits.check.cause.settings import Settings
+from samebits.check.cause.trees import trees
 from samebits.check.cause.twins import NoTwinError, Swap, Twins, twin
 from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.environment import environment
@@ -205,8 +206,9 @@ class _Search:
                 ),
                 None,
             )
-            if found is not None:
-                return self._capture(found), others
+            pair = None if found is None else self._capture(found)
+            if pair is not None:
+                return pair, others
         return None, others
 
     def _faithful(self, x: Marks, y: Marks) -> None:
@@ -218,14 +220,19 @@ class _Search:
                 self.evidence.append("Recording operations changed the bits: take this as a hint.")
                 return
 
-    def _capture(self, step: Step) -> tuple[Operation, Operation]:
-        """Takes the operation out of both runs, in the forward that holds the differing token."""
+    def _capture(self, step: Step) -> tuple[Operation, Operation] | None:
+        """Takes the operation out of both runs, in the forward that holds the differing token.
+
+        None: it did not run again, as it may be with runs that do not repeat.
+        """
         key = _operation(step.key)
         pair = []
         for side, mark in ((FIRST, step.first), (SECOND, step.second)):
             piece, place = mark.piece_of(step.token)
             capture = Capture(self.runs.module, self.runs.requests[side], {key: piece})
             self.runs.play(side, capture)
+            if key not in capture.found:
+                return None
             op = capture.found[key]
             op.twin = self.twins.get(op.func._schema.name)
             op.token = place if mark.axis >= 0 else 0
@@ -244,6 +251,7 @@ class _Search:
         )  # fmt: skip
         found = diagnose(case)
         self.evidence += _kernels(first, second)
+        added = trees(case.isolation) if found.kind == "reordering" else ()
         swaps = self._swaps(pair)
         return self._explanation(
             found,
@@ -253,7 +261,7 @@ class _Search:
                 (first.shapes, second.shapes),
             ),
             _amount(*case.isolation.want, found.of_bound),
-            swaps,
+            swaps, added,
         )  # fmt: skip
 
     def _module(
@@ -307,13 +315,18 @@ class _Search:
         return self._explanation(compiled(values), place, _amount(*values), [])
 
     def _explanation(
-        self, found: Diagnosis, place: Place, amount: Amount | None, swaps: list[SwapResult]
+        self,
+        found: Diagnosis,
+        place: Place,
+        amount: Amount | None,
+        swaps: list[SwapResult],
+        trees: tuple[str, ...] = (),
     ) -> Explanation:
         return Explanation(
             verdict="differs", target="", kind=found.kind, cause=found.cause, detail=found.detail,
             trigger=found.trigger, place=place, amount=amount,
             evidence=(*self.evidence, *found.evidence), factors=found.factors,
-            swaps=tuple(swaps), modules=self.modules,
+            swaps=tuple(swaps), modules=self.modules, trees=trees,
         )  # fmt: skip
 
     def _given(self, owner: str) -> list[tuple[str, str, str]]:
