@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import small_models as models
 import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import samebits.integrations.transformers as sbt
+from samebits.errors import SwitchError
 from samebits.ops import token_logprob
 
 LENGTHS = (5, 23, 14, 1, 40)
@@ -18,8 +21,6 @@ NEW = 10
 
 
 def configuration(tokens: int) -> Any:
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
     names = inspect.signature(ContinuousBatchingConfig).parameters
     page = {"block_size" if "block_size" in names else "page_size": 8}
     return ContinuousBatchingConfig(
@@ -32,8 +33,6 @@ def serve(
     model: Any, rows: list[list[int]], *, sample: bool = False, tokens: int = 64, top_k: int = 20
 ) -> dict[tuple[int, ...], Any]:
     """The outputs of ``generate_batch``, by prompt."""
-    from transformers import GenerationConfig
-
     wanted = GenerationConfig(
         max_new_tokens=NEW, do_sample=sample, eos_token_id=-1, pad_token_id=models.PAD, top_k=top_k,
         temperature=0.7,
@@ -104,8 +103,6 @@ def test_requests_can_have_seeds_of_their_own(switch: None) -> None:
         model.generate(torch.tensor([row]), seeds=[seed], **how)[0, len(row) :].tolist()
         for seed, row in enumerate(rows)
     ]
-    from transformers import GenerationConfig
-
     wanted = GenerationConfig(pad_token_id=models.PAD, **how)
     with model.continuous_batching_context_manager(
         generation_config=wanted, continuous_batching_config=configuration(tokens=64)
@@ -119,3 +116,14 @@ def test_requests_can_have_seeds_of_their_own(switch: None) -> None:
             if output.is_finished():
                 found[output.request_id] = output.generated_tokens
     assert [found[f"own {seed}"] for seed in range(len(rows))] == expected
+
+
+def test_an_ordinary_call_meanwhile_is_refused(switch: None) -> None:
+    model, ids = sbt.enable(models.decoder("llama")), torch.tensor([[3, 4]])
+    running = model.continuous_batching_context_manager(
+        generation_config=GenerationConfig(max_new_tokens=2, eos_token_id=-1),
+        continuous_batching_config=configuration(tokens=64),
+    )
+    with running, pytest.raises(SwitchError, match="while continuous batching uses it"):
+        model(ids)
+    model(ids)

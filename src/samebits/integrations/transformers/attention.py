@@ -75,6 +75,27 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
+def paged_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """`attention_forward` while continuous batching runs: the model is given no masks then.
+
+    Raises:
+        SwitchError: an ordinary call in the meantime, whose padding would not be seen.
+    """
+    if not packed.is_paged(kwargs):
+        raise SwitchError(
+            "the model was called while continuous batching uses it; wait until its manager has "
+            "stopped, or load the model twice"
+        )
+    return attention_forward(module, query, key, value, None, **kwargs)
+
+
 @functools.lru_cache(maxsize=64)
 def _leaf(dtype: torch.dtype, kv: torch.dtype, d: int, dv: int, device: int | None) -> int | None:
     kind = "cpu"

@@ -18,7 +18,10 @@ from transformers.integrations.moe import ExpertsInterface
 from samebits import mode
 from samebits.errors import SamebitsError, UncoveredError
 from samebits.integrations.transformers import batching
-from samebits.integrations.transformers.attention import attention_forward
+from samebits.integrations.transformers.attention import (
+    attention_forward,
+    paged_attention_forward,
+)
 from samebits.integrations.transformers.experts import experts_forward
 from samebits.integrations.transformers.masks import mask
 from samebits.integrations.transformers.sampling import SeededSampling
@@ -44,7 +47,7 @@ def install() -> None:
     if _undo:
         return
     _put(AttentionInterface, NAME, attention_forward, _undo)
-    _put(AttentionInterface, PAGED, attention_forward, _undo)
+    _put(AttentionInterface, PAGED, paged_attention_forward, _undo)
     _put(AttentionMaskInterface, NAME, mask, _undo)
     _put(ExpertsInterface, NAME, experts_forward, _undo)
     _wrap(continuous_api.ContinuousBatchingManager, "switch_to_cb_friendly_attn", _keep_attention)
@@ -202,7 +205,9 @@ def _seeds_first(original: Any, runner: Any, model: Any, *args: Any, **kwargs: A
     """One step of continuous batching; its seeds are placed before anything is captured."""
     if ours(model) and runner.do_sample:
         seed = runner.cb_config.seed
-        batching.place_seeds(runner, model.device, model._samebits_seed if seed is None else seed)
+        if seed is None:
+            seed = getattr(model, "_samebits_seed", 0)
+        batching.place_seeds(runner, model.device, seed)
     original(runner, model, *args, **kwargs)
 
 
