@@ -29,6 +29,10 @@ class Broken(Schedule, tag="test.broken", frozen=True, kw_only=True):
     from_m: int = 1
 
 
+class Crooked(Schedule, tag="test.crooked", frozen=True, kw_only=True):
+    """Another tree, which the operands do not show."""
+
+
 class Absent(Schedule, tag="test.absent", frozen=True, kw_only=True):
     """Does not run on this device."""
 
@@ -48,6 +52,7 @@ class FakeBench:
     ) -> None:
         self.times, self.schedules, self.stock_us = times, schedules, stock
         self.compared: list[tuple[Schedule, int]] = []
+        self.probed: list[tuple[Schedule, int]] = []
         self.timed: list[tuple[Schedule, int]] = []
 
     def candidates(self, bucket: int) -> list[Schedule]:
@@ -59,6 +64,11 @@ class FakeBench:
             raise Unsuitable("no such instruction")
         wrong = isinstance(schedule, Broken) and m >= schedule.from_m
         return f"1 of {m} elements differs" if wrong else None
+
+    def other_tree(self, schedule: Schedule, m: int) -> str | None:
+        assert (schedule, m) in self.compared
+        self.probed.append((schedule, m))
+        return "a chain, where the contract is split(4)" if isinstance(schedule, Crooked) else None
 
     def timer(self, schedule: Schedule, m: int) -> Callable[[], float]:
         assert (schedule, m) in self.compared, "bits are compared before anything is timed"
@@ -91,6 +101,7 @@ __all__ = [
     "SHAPES",
     "Absent",
     "Broken",
+    "Crooked",
     "FakeBench",
     "FakeDevice",
     "Own",

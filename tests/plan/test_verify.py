@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from fake_family import BUCKETS, Absent, Broken, FakeBench, FakeDevice, Own, Vendor
+from fake_family import BUCKETS, Absent, Broken, Crooked, FakeBench, FakeDevice, Own, Vendor
 
 from samebits import plan as front
 from samebits.engines.schedule import Schedule, ScheduleKey
@@ -62,6 +62,18 @@ def test_a_wrong_schedule_does_not_hold(
     (verdict,) = verify(plan_of(keys[:1], stack, Own(tile=8), Broken(from_m=200)), device)
     assert not verdict.holds
     assert [(s.schedule, s.m) for s in verdict.struck] == [(Broken(from_m=200), 256)]
+
+
+def test_a_schedule_with_another_tree_does_not_hold(keys: list[ScheduleKey], stack: Stack) -> None:
+    bench = FakeBench(lambda s, m: 1.0, [])
+    (verdict,) = verify(
+        plan_of(keys[:1], stack, Own(tile=8), Crooked()), FakeDevice(lambda key: bench)
+    )
+    assert not verdict.holds
+    assert [(s.schedule, s.why) for s in verdict.struck] == [
+        (Crooked(), "a chain, where the contract is split(4)")
+    ]
+    assert [s for s, _ in bench.probed].count(Own(tile=8)) == 1, "a tree is probed once"
 
 
 def test_what_does_not_run_here_does_not_hold(

@@ -15,6 +15,9 @@ from samebits.plan.keys import contract_at
 from samebits.plan.tune import gpu
 from samebits.plan.tune.gpu import DTYPES, Pools
 from samebits.plan.tune.search import Timer
+from samebits.reveal import RevealedTree
+from samebits.reveal.compare import difference as tree_difference
+from samebits.reveal.operand import Operand
 
 #: Other choices of experts that calls rotate over, so that few experts are not read from the L2.
 ROUTINGS = 8
@@ -64,6 +67,23 @@ class GroupedBench:
         ):
             raise PlanError(f"{self.key}: the reference is wrong at slot {slot}, column {column}")
         return gpu.describe_difference(y, different, truth)
+
+    def other_tree(self, schedule: Schedule, m: int) -> str | None:
+        assert isinstance(schedule, GroupedSchedule)
+        one, groups = torch.ones_like(self.x[:m]), self._groups(m, 0)
+        first = int(self._experts_of(m, 0)[0])
+        weights = torch.zeros_like(self.weights)
+
+        def run(w: torch.Tensor) -> torch.Tensor:
+            weights[first] = w
+            y: torch.Tensor = grouped_linear(
+                self.contract, schedule, one, weights, groups, out_dtype=self.out, scatter=False
+            )
+            return y
+
+        operand = Operand(str(self.key), self.k, self.n, one.dtype, one.device, run)
+        tree = RevealedTree.from_contract(self.contract.tree, self.k, self.contract.arithmetic)
+        return tree_difference(operand, tree)
 
     def timer(self, schedule: Schedule, m: int) -> Timer:
         touched = min(self.experts, m) * self.n * self.k

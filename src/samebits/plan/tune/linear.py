@@ -23,6 +23,9 @@ from samebits.plan.keys import contract_at
 from samebits.plan.tune import gpu
 from samebits.plan.tune.gpu import DTYPES, Pools
 from samebits.plan.tune.search import Timer, Unsuitable
+from samebits.reveal import RevealedTree
+from samebits.reveal.compare import difference as tree_difference
+from samebits.reveal.operand import Operand
 
 #: Rows and columns of the result that the evaluator computes.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 6, 24
@@ -91,6 +94,17 @@ class LinearBench:
                 f"{self.key}: the reference is wrong at row {int(row)}, column {int(column)}"
             )
         return gpu.describe_difference(y, different, truth)
+
+    def other_tree(self, schedule: Schedule, m: int) -> str | None:
+        one, y = torch.ones_like(self.x[:m]), self.y[:m]
+
+        def run(w: torch.Tensor) -> torch.Tensor:
+            run_linear(self.contract, schedule, one, w, y)
+            return y
+
+        operand = Operand(str(self.key), self.k, self.n, one.dtype, one.device, run)
+        tree = RevealedTree.from_contract(self.contract.tree, self.k, self.contract.arithmetic)
+        return tree_difference(operand, tree)
 
     def timer(self, schedule: Schedule, m: int) -> Timer:
         x, y = self.x[:m], self.y[:m]

@@ -36,6 +36,9 @@ class Bench(Protocol):
             Unsuitable: it cannot run.
         """
 
+    def other_tree(self, schedule: Schedule, m: int) -> str | None:
+        """How the tree of the kernel that runs differs from the contract's; see `plan.verify`."""
+
     def timer(self, schedule: Schedule, m: int) -> Timer:
         """A warm timer of the schedule on m rows. Raises as `difference`."""
 
