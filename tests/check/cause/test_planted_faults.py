@@ -298,6 +298,31 @@ def test_a_late_switch() -> None:
     assert found.trigger == "setting" and not found.allowed
 
 
+class Experts(Layer):
+    """Two experts; how many rows one computes depends on where the neighbours are sent."""
+
+    def __init__(self, scatter: str) -> None:
+        super().__init__()
+        self.scatter = scatter
+        self.register_buffer("other", values(WIDTH, WIDTH, seed=10) / WIDTH**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for expert, weight in enumerate((self.weight, self.other)):
+            rows = ((x[:, 0] > 0).long() == expert).nonzero()[:, 0]
+            part = torch.ops.planted.split_k(x[rows], weight)
+            y = y.index_add(0, rows, part) if self.scatter == "add" else y.index_put((rows,), part)
+        return y
+
+
+@pytest.mark.parametrize("scatter", ["add", "put"])
+def test_experts_that_gather_rows(scatter: str) -> None:
+    model, x = Stack(Experts(scatter)).requires_grad_(False), values(40, WIDTH)
+    found = explain(model, x[:3], x, align=(0, 0), twins=planted.TWINS)
+    expect(found, "planted.split_k.default", "reordering", "gathered rows", "rows")
+    assert found.swaps[-1].differing == 0
+
+
 def test_the_place_in_the_batch() -> None:
     model, x = Stack(Product("tail", 9)), values(12, WIDTH)
     found = explain(model, x, x.roll(9, 0), align=(0, 9), twins=planted.TWINS)

@@ -18,6 +18,10 @@ from samebits.check.cause.marks import Listener, Request, makes_memory
 from samebits.check.cause.settings import RandomState, Settings, random_state, settings_now
 from samebits.check.tape import Key, Window, tensors
 
+_REDUCTIONS = {
+    "amax", "amin", "aminmax", "max", "min", "sum", "mean", "std", "var", "var_mean", "norm",
+    "linalg_vector_norm", "logsumexp", "native_batch_norm",
+}  # fmt: skip
 _ALIGNED = 64
 """Addresses are told apart up to this many bytes."""
 _TORCH, _SAMEBITS = (os.path.dirname(str(m.__file__)) + os.sep for m in (torch, samebits))
@@ -166,6 +170,12 @@ class Operation:
         return found
 
 
+def base_name(func: Any) -> str:
+    """``aten.mm.default`` -> ``mm``; in-place and out forms like their functions."""
+    name = str(func._schema.name).partition("::")[2]
+    return name if name.startswith("__") else name.rstrip("_")
+
+
 def copied(t: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides, starting at an address of the same alignment."""
     if t.is_sparse or t.layout is not torch.strided:
@@ -256,12 +266,12 @@ class Capture(Listener):
             self._origins[address] = Origin(
                 made_by=key,
                 born_empty=inside and held is not None and held.born_empty,
-                reduces=self._reduces(t, before),
+                reduces=self._reduces(func, t, before),
                 random=torch.Tag.nondeterministic_seeded in func.tags and not before,
                 name=self._names.get(address) if inside else None,
             )
 
-    def _reduces(self, t: torch.Tensor, operands: list[torch.Tensor]) -> bool:
+    def _reduces(self, func: Any, t: torch.Tensor, operands: list[torch.Tensor]) -> bool:
         """Whether `t` has no part for each request although an operand has, or descends from such.
 
         Where everything is one request, and in a batch of one: a single number made of many.
@@ -270,6 +280,8 @@ class Capture(Listener):
         if any(self._origin(x).reduces and x.numel() == t.numel() for x in operands):
             return True
         larger = [x for x in operands if x.numel() > t.numel()]
+        if t.numel() > 1 and base_name(func) not in _REDUCTIONS:
+            return False  # it may as well have picked some rows
         if self.window.batch < 2:
             return t.numel() == 1 and bool(larger)
         row = self.request.row or 0

@@ -10,7 +10,7 @@ import torch
 
 from samebits import bits
 from samebits.check.cause import precision
-from samebits.check.cause.capture import Operation, Origin
+from samebits.check.cause.capture import Operation, Origin, base_name
 from samebits.check.cause.factors import Isolation
 from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
@@ -137,6 +137,8 @@ def _unlike(a: torch.Tensor, b: torch.Tensor, first: Operation, second: Operatio
     x, y = first.parts([a]), second.parts([b])
     if x and y and x[0].shape == y[0].shape:
         a, b = x[0], y[0]
+    elif first.window.length == second.window.length:
+        return a.shape == b.shape and a.dtype == b.dtype and not bits.equal(a, b)
     elif a.dim() == b.dim() and sum(m != n for m, n in zip(a.shape, b.shape, strict=True)) == 1:
         for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)):
             a, b = a.narrow(axis, 0, min(m, n)), b.narrow(axis, 0, min(m, n))
@@ -150,9 +152,7 @@ def _overwritten(op: Operation, i: int) -> bool:
     if argument is None or argument.alias_info is None or not argument.alias_info.is_write:
         return False
     fills = torch.Tag.nondeterministic_seeded in op.func.tags
-    return (
-        bool(argument.is_out) or fills or precision.base_name(op.func) in ("copy", "fill", "zero")
-    )
+    return bool(argument.is_out) or fills or base_name(op.func) in ("copy", "fill", "zero")
 
 
 def _argument_name(op: Operation, i: int) -> str:

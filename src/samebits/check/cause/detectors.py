@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from samebits import bits
+from samebits.check.cause.answers import (
+    Diagnosis,
+    bound_line,
+    first_difference,
+    moves,
+    other_operations,
+    sweep,
+)
+from samebits.check.cause.capture import base_name
 from samebits.check.cause.case import Case, small
 from samebits.check.cause.factors import arguments_that_differ, same
-from samebits.check.cause.precision import base_name
 from samebits.check.cause.settings import SWITCH, RandomState, kind_of, random_state
-from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
-from samebits.check.tape import Key
 
 _ORDERINGS = {
     "topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "mode", "median",
     "nanmedian", "aminmax",
 }  # fmt: skip
 _DRAWS = 8
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The answer: see `samebits.check.explanation.Explanation`."""
-
-    kind: str
-    detail: str
-    cause: str
-    trigger: str | None = None
-    evidence: tuple[str, ...] = ()
-    factors: tuple[Factor, ...] = ()
-    of_bound: tuple[float, float] | None = None
 
 
 def random_numbers(case: Case) -> Diagnosis | None:
@@ -140,7 +132,7 @@ def state(case: Case) -> Diagnosis | None:
             *case.others[0],
             *case.others[1],
         )
-        if made_here:
+        if made_here or (origin.made_by is not None and not moves(origin.made_by)):
             continue
         name = case.argument_name(i)
         mask = "mask" in f"{name} {origin.argument}"
@@ -152,7 +144,7 @@ def state(case: Case) -> Diagnosis | None:
             f"{case.op} is given another {'mask' if mask else 'state'}: {what} is not the same in "
             "both runs.", "mask" if mask else "state",
             (
-                _first_difference(case, i),
+                first_difference(case, i),
                 *(["With the first run's operand the bits are the first run's."] if factor else []),
             ),
         )  # fmt: skip
@@ -255,7 +247,7 @@ def narrow(case: Case) -> Diagnosis | None:
         "precision", str(label),
         f"{case.op} computed with {label} in the {run} run.", factor.name if factor else None,
         (f"The {run} run's result is nearer to an exact computation with {label} than to one with "
-         "its operands as they are.", *_sweep(case, factor)),
+         "its operands as they are.", *sweep(case, factor)),
     )  # fmt: skip
 
 
@@ -293,6 +285,33 @@ def other_kernel(case: Case) -> Diagnosis | None:
     if not ours:
         return None
     return other_operations(case.others, case.given, case.values)
+
+
+def handed_on(case: Case) -> Diagnosis | None:
+    """An operand was computed where the request's rows could not be told from others'.
+
+    So it is with the experts of a mixture: they compute gathered rows, whoever sent them.
+    """
+    made = [o.made_by for _, o in case.unlike]
+    for a, b, origin in zip(
+        case.first.operands, case.second.operands, case.second.origins, strict=False
+    ):
+        if a.shape != b.shape and b.is_floating_point() and not case.second.parts([b]):
+            made.append(origin.made_by)
+    key = next((k for k in made if k is not None and not moves(k)), None)
+    if key is None:
+        return None
+    name = key[1].removesuffix(".default")
+    close = small(case.values)
+    return Diagnosis(
+        "reordering" if close else "semantics", "gathered rows",
+        f"{name} computes rows of several requests, and {case.op} hands the request's on: "
+        + ("it adds in another order." if close else "it computes something else."),
+        "rows" if case.first.shapes != case.second.shapes else None,
+        (f"The result of {name} has no part that is the request's alone, so {case.op} is the first "
+         "step that could be compared.",),
+        made_by=key,
+    )  # fmt: skip
 
 
 def neighbours(case: Case) -> Diagnosis | None:
@@ -346,7 +365,7 @@ def reordering(case: Case) -> Diagnosis | None:
         "reordering", "kernel" if trigger else "",
         f"{case.op} adds in another order"
         + (f", chosen by {words[trigger]}." if trigger else "."), trigger,
-        (*_bound_line(case), *_sweep(case, factor)),
+        (*bound_line(case), *sweep(case, factor)),
     )  # fmt: skip
 
 
@@ -357,7 +376,7 @@ def defect(case: Case) -> Diagnosis:
     if case.unlike:
         return Diagnosis(
             "semantics", "operands", f"{case.op} is given other operands.", None,
-            (_first_difference(case, case.unlike[0][0]),),
+            (first_difference(case, case.unlike[0][0]),),
         )  # fmt: skip
     factor = case.turning("rows", "position", "layout", "neighbours", "operand")
     if case.of_bound is None and not factor:
@@ -365,60 +384,8 @@ def defect(case: Case) -> Diagnosis:
     return Diagnosis(
         "semantics", "beyond rounding",
         f"{case.op} computes something else: no order of additions gives results so far apart.",
-        factor.name if factor else None, (*_bound_line(case), *_sweep(case, factor)),
+        factor.name if factor else None, (*bound_line(case), *sweep(case, factor)),
     )  # fmt: skip
-
-
-def other_operations(
-    others: tuple[list[Key], list[Key]],
-    given: list[tuple[str, str, str]],
-    values: tuple[Bits, Bits],
-) -> Diagnosis:
-    names = [
-        ", ".join(dict.fromkeys(key[1].removesuffix(".default") for key in side)) or "nothing"
-        for side in others
-    ]
-    lines = tuple(f"{n}: {a} in the first run, {b} in the second." for n, a, b in given)
-    mask = any("mask" in n for n, _, _ in given)
-    return Diagnosis(
-        "reordering" if small(values) else "semantics", "other kernel",
-        f"the runs take other operations here: {names[0]} against {names[1]}.",
-        "mask" if mask else "argument" if given else None, lines,
-    )  # fmt: skip
-
-
-def _bound_line(case: Case) -> tuple[str, ...]:
-    """What the results are worth against the exact one and against other orders."""
-    found = case.noise
-    if found is not None:
-        can = (
-            f"{found.outside:,} of {found.elements:,} results can come from no order of additions"
-            if found.outside
-            else f"All {found.elements:,} results of a sample can come from some order of additions"
-        )
-        return (
-            f"{can}; they lie {found.times:.2g} times as far apart as other orders of the same "
-            "operands do."
-            + (
-                " That is more than orders do: look for fewer bits or another algorithm."
-                if found.verdict == "suspect"
-                else ""
-            ),
-        )
-    if case.of_bound is None:
-        return ()
-    a, b = (f"{100 * s:.3g} %" for s in case.of_bound)
-    word = "Both results are" if max(case.of_bound) <= 1 else "Not both results are"
-    return (
-        f"{word} within the error that rounding can cause in any order: the first uses {a} of it, "
-        f"the second {b}.",
-    )
-
-
-def _sweep(case: Case, factor: Factor | None) -> tuple[str, ...]:
-    if factor is None or factor.name != "rows":
-        return ()
-    return (f"By number of rows: {case.isolation.sweep()}.",)
 
 
 def _both_under(case: Case) -> Iterator[list[torch.Tensor]]:
@@ -452,9 +419,3 @@ def _point_at_equals(case: Case, pair: tuple[torch.Tensor, torch.Tensor]) -> boo
         return bits.equal(flat[a], flat[b])
     x, y = (values[0].gather(-1, t.reshape(*values[0].shape[:-1], -1)) for t in pair)
     return bits.equal(x, y)
-
-
-def _first_difference(case: Case, i: int) -> str:
-    a, b = case.first.operands[i], case.second.operands[i]
-    shapes = f"{tuple(a.shape)} against {tuple(b.shape)}"
-    return f"Operand {i} ({case.argument_name(i)}, {shapes}) differs before the operation runs."

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from samebits.check.cause import detectors as detect
+from samebits.check.cause.answers import Diagnosis, other_operations
 from samebits.check.cause.case import Case, small
-from samebits.check.cause.detectors import Diagnosis, other_operations
 from samebits.check.cause.settings import SWITCH, Settings, kind_of
 from samebits.check.compare import Bits
 from samebits.check.tape import Key
@@ -26,6 +26,7 @@ DETECTORS: tuple[Callable[[Case], Diagnosis | None], ...] = (
     detect.narrow,
     detect.argument,
     detect.other_kernel,
+    detect.handed_on,
     detect.neighbours,
     detect.history,
     detect.reordering,

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from samebits.check.cause.capture import Operation
+from samebits.check.cause.capture import Operation, base_name
 from samebits.check.cause.products import OUTPUT, UNIT, sample
 
 _PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1), "convolution": (0, 1)}
@@ -40,12 +40,6 @@ class Judgement:
     of_bound: tuple[float, float]
     alike: bool
     narrower: tuple[str | None, str | None] = (None, None)
-
-
-def base_name(func: Any) -> str:
-    """``aten.mm.default`` -> ``mm``; in-place and out forms like their functions."""
-    name = str(func._schema.name).partition("::")[2]
-    return name if name.startswith("__") else name.rstrip("_")
 
 
 def judge(first: Operation, second: Operation) -> Judgement | None:

@@ -20,6 +20,18 @@ Align = tuple[int, int] | tuple[Request, Request] | None
 FIRST, SECOND = 0, 1
 
 
+class Function(torch.nn.Module):
+    """A function as a module, so that its forwards are seen."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self._fn = fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The function."""
+        return self._fn(*args, **kwargs)
+
+
 class _Shapes(Tape):
     """Notes batch and tokens of every forward; nothing inside the model is listened to."""
 
