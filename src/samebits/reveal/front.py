@@ -257,11 +257,8 @@ def explain(
     bits = next((f.value for f in measured if f.name == "significant bits"), "24")
     if tree.block == 1 and not bits.startswith("24"):
         return None, f"sums have {bits} significant bits, so fp32 additions do not explain its bits"
-    sums = min(_SAMPLES, len(box.use if box.use is not None else ()))
-    addends = noise(operand, sums, seed + 1)
-    full = torch.zeros((operand.slots, operand.leaves), dtype=operand.dtype)
-    full[box.use[:sums]] = addends  # type: ignore[index]
-    result = called(operand, (full.to(operand.device),))[box.row].cpu()[box.use[:sums]]  # type: ignore[index]
+    addends = noise(operand, min(_SAMPLES, len(box.columns)), seed + 1)
+    result = box.results(addends)
     known: list[BlockFma | None] = [None]
     if tree.block > 1:
         name = "tf32" if request.dtype == "tf32" else request.type_name

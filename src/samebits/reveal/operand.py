@@ -102,6 +102,7 @@ class SignedBox:
     use: Integers | None = None
     levels: Levels = field(init=False)
     _buffers: list[Tensor] = field(default_factory=list)
+    _written: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.use is None:
@@ -159,7 +160,7 @@ class SignedBox:
     def count(self, i: Integers, j: Integers, units: Bools, which: Integers) -> Integers:
         """See `oracle.Count`."""
         found = []
-        step = len(self._use)
+        step = len(self.columns)
         for at in range(0, len(i), step):
             part = slice(at, at + step)
             addends = self._addends(i[part], j[part], units, which[part])
@@ -167,42 +168,54 @@ class SignedBox:
         return self._counts(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
     @property
-    def _use(self) -> Integers:
+    def columns(self) -> Integers:
+        """The slots that are used."""
         assert self.use is not None
         return self.use
 
-    def _places(self, sums: int) -> Tensor | slice:
-        """The slots of the first sums; a slice, which needs no copies, where all are used."""
-        if len(self._use) == self.operand.slots:
-            return slice(sums)
-        return torch.from_numpy(self._use[:sums]).to(self.operand.device)
+    def _places(self, sums: int, first: int = 0) -> Tensor | slice:
+        """The slots of some sums; a slice, which needs no copies, where all are used."""
+        if len(self.columns) == self.operand.slots:
+            return slice(first, sums)
+        return torch.from_numpy(self.columns[first:sums]).to(self.operand.device)
 
-    def _words(self, number: int = 0) -> Tensor:
-        """A matrix of zeros, as words; the same memory every time."""
+    def _words(self, sums: int, number: int = 0) -> Tensor:
+        """The same memory every time: zeros, but for the slots of the first sums, to be written."""
         operand = self.operand
         if number == len(self._buffers):
             word = _WORDS[operand.dtype.itemsize]
             shape = operand.slots, operand.leaves
             self._buffers.append(torch.zeros(shape, dtype=word, device=operand.device))
-        return self._buffers[number].zero_()
+            self._written.append(0)
+        if self._written[number] > sums:
+            self._buffers[number][self._places(self._written[number], sums)] = 0
+        self._written[number] = sums
+        return self._buffers[number]
+
+    def results(self, addends: Tensor) -> Tensor:
+        """The results for addends [P, leaves] as they are, of the row that is looked at, [P]."""
+        full = self._words(len(addends))
+        places = self._places(len(addends))
+        full[places] = addends.view(full.dtype).to(full.device)
+        return self._call((full.view(self.operand.dtype),))[self.row][places].cpu()
 
     def sums(self, rows: Sequence[dict[int, float]]) -> np.ndarray:
         """Sums of a few addends each, all others 0, as if every addend were counted once."""
         operand, found = self.operand, []
-        for at in range(0, len(rows), len(self._use)):
-            part = rows[at : at + len(self._use)]
+        for at in range(0, len(rows), len(self.columns)):
+            part = rows[at : at + len(self.columns)]
             small = torch.zeros((len(part), operand.leaves), dtype=torch.float64)
             for line, addends in zip(small, part, strict=True):
                 line[list(addends)] = torch.tensor(list(addends.values()), dtype=torch.float64)
             words = small.to(operand.dtype).view(_WORDS[operand.dtype.itemsize]).to(operand.device)
-            full = self._words()
+            full = self._words(len(part))
             full[self._places(len(part))] = words
             found.append(self._read(self._call((full.view(operand.dtype),)), len(part)))
         return np.concatenate(found) / self.scale
 
     def _results(self, units: Bools, which: Integers) -> np.ndarray:
         """Sums of units alone, of the row that is looked at."""
-        step = len(self._use)
+        step = len(self.columns)
         parts = [which[at : at + step] for at in range(0, len(which), step)]
         return np.concatenate(
             [
@@ -216,11 +229,11 @@ class SignedBox:
     ) -> tuple[Tensor, ...]:
         operand, levels = self.operand, self.levels
         rows = self._places(len(which))
-        lines = torch.from_numpy(self._use[: len(which)]).to(operand.device)
+        lines = torch.from_numpy(self.columns[: len(which)]).to(operand.device)
 
         def matrix(number: int, unit: float, masks: tuple[float, float]) -> Tensor:
             word = _words([0.0, unit, *masks], operand.dtype, operand.device)
-            full = self._words(number)
+            full = self._words(len(which), number)
             table = torch.from_numpy(units).to(operand.device)
             if len(table) == 1:
                 full[rows] = torch.where(table[0], word[1], word[0])

@@ -66,18 +66,22 @@ class _Builder:
 
     def spine(self, pivot: int, groups: list[Integers]) -> int:
         """The subtree of the pivot and the groups that join it one after another."""
-        root, below = pivot, np.array([pivot])
+        root, below, size = pivot, [np.array([pivot])], 1
         fused = self.fused(pivot, groups)
         for group, several in zip(groups, fused, strict=True):
-            by = int(group[0] - below[0])
-            if self.guesses(group) and not several and np.array_equal(below + by, group):
+            by = None
+            if self.guesses(group) and not several and len(group) == size:
+                mine = np.sort(np.concatenate(below))
+                by = int(group[0] - mine[0]) if np.ptp(group - mine) == 0 else None
+            if by is not None:
                 children = [self.copy(root, by)]
                 self.copies.append(group)
             else:
                 most = 2 * len(group) > 1 + sum(map(len, groups))
                 children = self.children(group, pivot, several, most=most)
             root = self.join([root, *children])
-            below = np.sort(np.concatenate([below, group]))
+            below.append(group)
+            size += len(group)
         return root
 
     def fused(self, pivot: int, groups: list[Integers]) -> list[bool]:
