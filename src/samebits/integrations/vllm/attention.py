@@ -31,7 +31,8 @@ def _on_cpu() -> bool:
 class SamebitsBackend(AttentionBackend):
     """The backend: ``CUSTOM`` on a GPU, in the place of ``CPU_ATTN`` on a CPU."""
 
-    forward_includes_kv_cache_update: ClassVar[bool] = False
+    #: On a CPU the layer stores its keys itself: where they go is worked out once a step.
+    forward_includes_kv_cache_update: ClassVar[bool] = _on_cpu()
     supported_dtypes: ClassVar[list[torch.dtype]] = [
         torch.float16,
         torch.bfloat16,
@@ -115,6 +116,8 @@ class SamebitsMetadata:
         pages: [requests, pages] block table.
         slots: [tokens] where new keys and values go.
         causal: rows see nothing behind them.
+        fresh: no request has keys of earlier steps.
+        at: pages and slots of the rows that are stored; on a CPU.
     """
 
     tokens: int
@@ -124,6 +127,8 @@ class SamebitsMetadata:
     pages: torch.Tensor
     slots: torch.Tensor
     causal: bool
+    fresh: bool
+    at: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
@@ -146,23 +151,39 @@ class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
                 remedy="Use a model whose attention is causal",
             )  # fmt: skip
         offsets, lengths = common.query_start_loc, common.seq_lens
-        pages = common.block_table_tensor
-        if _on_cpu():  # once a step instead of once a layer
+        pages, slots, at = common.block_table_tensor, common.slot_mapping, None
+        if _on_cpu():
             offsets, lengths, pages = (t.to(torch.int64) for t in (offsets, lengths, pages))
+            slots = slots[: common.num_actual_tokens]
+            size = self.kv_cache_spec.block_size
+            at = (slots // size, slots % size)
         return SamebitsMetadata(
             tokens=common.num_actual_tokens,
             longest=common.max_query_len,
             offsets=offsets,
             lengths=lengths,
             pages=pages,
-            slots=common.slot_mapping,
+            slots=slots,
             causal=common.causal,
+            fresh=_fresh(common),
+            at=at,
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> SamebitsMetadata:
         metadata = self.build(0, common_attn_metadata)
         metadata.lengths.fill_(1)  # a capture computes, and need not compute much
+        metadata.fresh = False
         return metadata
+
+
+def _fresh(common: Any) -> bool:
+    """Whether all keys of a batch are new, as far as the host knows."""
+    most = getattr(common, "seq_lens_cpu_upper_bound", None)
+    if most is None or common.max_query_len == 1:
+        return False
+    requests = common.num_reqs
+    lengths = common.query_start_loc_cpu[: requests + 1].diff()
+    return bool(torch.equal(most[:requests].to(lengths.dtype), lengths))
 
 
 class SamebitsImpl(AttentionImpl):
@@ -224,8 +245,13 @@ class SamebitsImpl(AttentionImpl):
             "scale": self.scale, "causal": step.causal, "window": self.sliding_window,
             "softcap": self.soft_cap, "sinks": self.sinks, "max_q": step.longest,
         }  # fmt: skip
-        if self.attn_type == AttentionType.ENCODER_ONLY:
-            options["causal"] = False
+        encoder = self.attn_type == AttentionType.ENCODER_ONLY
+        if step.at is not None and not encoder and self.kv_sharing_target_layer_name is None:
+            keys, values = self._planes(kv_cache)
+            keys[step.at], values[step.at] = key[:n], value[:n]
+        if encoder or (step.fresh and not self.fp8):
+            # The same bits as from the cache, by kernels that need not look up pages.
+            options["causal"] = step.causal and not encoder
             result = attention_varlen(
                 query[:n], key[:n], value[:n], step.offsets, step.offsets, max_k=step.longest,
                 **options,
@@ -233,6 +259,7 @@ class SamebitsImpl(AttentionImpl):
         else:
             keys, values = self._planes(kv_cache)
             if self.fp8:
+                keys, values = (x.view(torch.float8_e4m3fn) for x in (keys, values))
                 options |= {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
             result = attention_paged(
                 query[:n], keys, values, step.pages, step.lengths, step.offsets, **options
@@ -249,28 +276,19 @@ class SamebitsImpl(AttentionImpl):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Stores new keys and values; on a GPU by vLLM's kernel, which rounds nothing but fp8."""
+        """Stores new keys and values on a GPU by vLLM's kernel, which rounds nothing but fp8."""
         if self.attn_type == AttentionType.ENCODER_ONLY:
             return
-        keys, values = self._planes(kv_cache)
-        if key.is_cuda:
-            from vllm import _custom_ops
+        from vllm import _custom_ops
 
-            _custom_ops.reshape_and_cache_flash(
-                key, value, keys, values, slot_mapping, self.kv_cache_dtype, layer._k_scale,
-                layer._v_scale,
-            )  # fmt: skip
-            return
-        page = keys.shape[1]
-        slots = slot_mapping[slot_mapping >= 0]
-        at = (slots // page, slots % page)
-        keys[at] = key[: len(slots)]
-        values[at] = value[: len(slots)]
+        keys, values = self._planes(kv_cache)
+        _custom_ops.reshape_and_cache_flash(
+            key, value, keys, values, slot_mapping, self.kv_cache_dtype, layer._k_scale,
+            layer._v_scale,
+        )  # fmt: skip
 
     def _planes(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each [pages, slots, Hkv, D]."""
-        if self.fp8:
-            kv_cache = kv_cache.view(torch.float8_e4m3fn)
         pages, heads, slots, _ = kv_cache.shape
         if _on_cpu():  # a page's own bytes: the keys of a head, then its values
             planes = kv_cache.view(pages, heads, 2, slots, self.head_size).permute(2, 0, 3, 1, 4)

@@ -91,6 +91,8 @@ def reasons(config: Any, gpu: bool | None = None) -> list[str]:
     moved = tp > 1 or parallel.data_parallel_size > 1 or parallel.enable_expert_parallel
     if model.is_moe and moved:
         found.append("a mixture of experts on several ranks: its combine has no contract yet")
+    if _offloaded(config):
+        found.append("weights offloaded to the host: they move while layers hold on to them")
     lora = config.lora_config
     if lora is not None:
         if tp > 1:
@@ -102,6 +104,12 @@ def reasons(config: Any, gpu: bool | None = None) -> list[str]:
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1":
         found.append("VLLM_BATCH_INVARIANT=1: vLLM's own mode replaces the same kernels; unset it")
     return found
+
+
+def _offloaded(config: Any) -> bool:
+    offload = getattr(config, "offload_config", None)
+    uva, prefetch = getattr(offload, "uva", None), getattr(offload, "prefetch", None)
+    return bool(getattr(uva, "cpu_offload_gb", 0) or getattr(prefetch, "offload_group_size", 0))
 
 
 def _model(model: Any, gpu: bool) -> list[str]:

@@ -58,7 +58,12 @@ def _native(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _weights_ready(self: Any, layer: Any) -> None:
-    """Leaves the weight as it was loaded (vLLM packs it on a CPU), and settles its tree."""
+    """Leaves the weight as it was loaded (vLLM packs it on a CPU), and settles its tree.
+
+    The weight is kept as a plain tensor beside vLLM's parameter, whose class makes every operation
+    on it pass through Python.
+    """
+    layer.samebits_weight = layer.weight.data
     layer.samebits_tree = tree_of_whole(layer)
 
 
@@ -91,7 +96,7 @@ def global_features(layer: Any) -> int:
 
 
 def _apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return opaque.linear(x, layer.weight, bias, getattr(layer, "samebits_tree", ""))
+    return opaque.linear(x, layer.samebits_weight, bias, layer.samebits_tree)
 
 
 def shared_parts(k: int) -> int:
@@ -116,7 +121,7 @@ def _row_parallel(self: Any, x: Tensor) -> Any:
         )  # fmt: skip
     bias = None if self.skip_bias_add else self.bias
     y = row_parallel_linear(
-        x, self.weight, bias, parts=shared_parts(self.input_size), group=_group(self)
+        x, self.samebits_weight, bias, parts=shared_parts(self.input_size), group=_group(self)
     )
     if not self.return_bias:
         return y

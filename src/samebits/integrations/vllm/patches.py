@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from samebits.errors import SwitchError
+
 _ABSENT = object()
 
 
@@ -17,7 +19,16 @@ class Patches:
         return len(self._before)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """``owner.name = value``. A class's inherited attribute is shadowed, not changed."""
+        """``owner.name = value``. A class's inherited attribute is shadowed, not changed.
+
+        Raises:
+            SwitchError: there is no such attribute: another release of the library.
+        """
+        if not hasattr(owner, name):
+            raise SwitchError(
+                f"this release has no {getattr(owner, '__qualname__', owner)}.{name} that could be "
+                "replaced: use one that docs/vllm.md names"
+            )
         self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 

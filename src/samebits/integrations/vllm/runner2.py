@@ -7,20 +7,36 @@ words are applied by its own kernels, each element by itself.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
 from samebits import ops
+from samebits.errors import SwitchError
 from samebits.integrations.vllm.patches import Patches
 
 Tensor = torch.Tensor
 
 
 def install(patches: Patches) -> None:
-    """Replaces draws, verification and logprobs."""
+    """Replaces draws, verification and logprobs.
+
+    Raises:
+        SwitchError: this release's runner has another sampler than the one this was written for.
+    """
     from vllm.v1.worker.gpu.sample import logprob, sampler
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    for theirs, ours in (
+        (sampler.Sampler.sample, _sample),
+        (rejection_sampler.RejectionSampler.__call__, _verify),
+    ):
+        if list(inspect.signature(theirs).parameters) != list(inspect.signature(ours).parameters):
+            raise SwitchError(
+                f"{theirs.__qualname__} of this vLLM takes other arguments than that of 0.26: set "
+                "VLLM_USE_V2_MODEL_RUNNER=0"
+            )
 
     patches.set(sampler.Sampler, "sample", _sample)
     patches.set(rejection_sampler.RejectionSampler, "__call__", _verify)
