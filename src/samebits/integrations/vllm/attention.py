@@ -61,6 +61,10 @@ class SamebitsBackend(AttentionBackend):
         return head_size % 8 == 0 and head_size <= _MAX_HEAD
 
     @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return bool(capability.major == 9)
+
+    @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
 
