@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, GenerationM
 
 import samebits
 import samebits.integrations.transformers as sbt
-from samebits.errors import SwitchError, UncoveredError, UncoveredWarning
+from samebits.errors import SamebitsError, SwitchError, UncoveredError, UncoveredWarning
 from samebits.integrations.transformers import hooks
 
 
@@ -145,3 +147,13 @@ def test_t5_position_biases_are_added(switch: None) -> None:
     together = model(**batch, decoder_input_ids=start.expand(2, 1)).logits[0]
     torch.testing.assert_close(alone, reference, rtol=1e-4, atol=1e-4)
     assert torch.equal(together, alone)
+
+
+def test_another_release_of_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = "transformers.generation.continuous_batching.model_runner"
+    monkeypatch.setitem(sys.modules, runner, None)
+    with pytest.raises(SamebitsError, match=r"cannot be used with samebits: use releases 5\.17"):
+        importlib.reload(hooks)
+    monkeypatch.delattr(GenerationMixin, "_get_logits_processor")
+    with pytest.raises(SamebitsError, match=r"has no GenerationMixin\._get_logits_processor"):
+        hooks._wrap(GenerationMixin, "_get_logits_processor", lambda *_: None)

@@ -11,12 +11,20 @@ from typing import Any
 import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
-from transformers.generation.continuous_batching import continuous_api
-from transformers.generation.continuous_batching.model_runner import ModelRunner
-from transformers.integrations.moe import ExpertsInterface
 
 from samebits import mode
 from samebits.errors import SamebitsError, UncoveredError
+
+try:
+    from transformers.generation.continuous_batching import continuous_api
+    from transformers.generation.continuous_batching.model_runner import ModelRunner
+    from transformers.integrations.moe import ExpertsInterface
+except ImportError as error:
+    raise SamebitsError(
+        f"transformers {transformers.__version__} cannot be used with samebits: use releases "
+        "5.17 to 5.24"
+    ) from error
+
 from samebits.integrations.transformers import batching
 from samebits.integrations.transformers.attention import (
     attention_forward,
