@@ -84,6 +84,41 @@ def test_prefill_and_decode_of_the_bundled_model() -> None:
     assert len(under.modules) > 20
 
 
+class Attention(nn.Module):
+    """Causal attention over the tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [1, T, 9 * 64]."""
+        x = x.unflatten(-1, (9, 64)).transpose(1, 2)
+        self.past.append(x)
+        keys = torch.cat(self.past, 2)
+        y = torch.nn.functional.scaled_dot_product_attention(
+            x, keys, keys, is_causal=x.shape[2] > 1
+        )
+        return y.transpose(1, 2).flatten(2)
+
+
+def test_attention_of_a_text_in_pieces() -> None:
+    model, x = Attention(), values(1, 32, 9 * 64).bfloat16()
+
+    def pieces(*sizes: int) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            model.past.clear()
+            return torch.cat([model(part) for part in x.split(sizes, 1)], 1)
+
+        return call
+
+    found = explain(model, pieces(32), pieces(30, 1, 1), align=(0, 0))
+    if found.verdict == "differs":
+        assert found.place is not None and "attention" in (found.place.op or "")
+        assert (found.kind, found.trigger) == ("reordering", "tokens"), found
+        assert found.swaps[0].differing == 0
+
+
 def test_a_request_in_a_padded_batch() -> None:
     model = Stack(Product("split_k", 9)).requires_grad_(False)
     x = values(3, 11, WIDTH)

@@ -86,7 +86,11 @@ class Case:
         """Both results against what other orders give, where a contract's interval covers them."""
         from samebits.check.noise import noise  # which is made of parts of this package
 
-        return None if self.unlike else noise(self.first, self.second)
+        # One token of attention or of a batched product cannot be cut out of the operands.
+        whole = "attention" in base_name(self.first.func) or base_name(self.first.func) == "bmm"
+        if self.unlike or (self.first.alone and whole):
+            return None
+        return noise(self.first, self.second)
 
     @property
     def of_bound(self) -> tuple[float, float] | None:

@@ -296,7 +296,8 @@ def handed_on(case: Case) -> Diagnosis | None:
     for a, b, origin in zip(
         case.first.operands, case.second.operands, case.second.origins, strict=False
     ):
-        if a.shape != b.shape and b.is_floating_point() and not case.second.parts([b]):
+        alone = not case.second.parts([b]) or moves(case.first.key)
+        if a.shape != b.shape and b.is_floating_point() and alone:
             made.append(origin.made_by)
     key = next((k for k in made if k is not None and not moves(k)), None)
     if key is None:
@@ -304,12 +305,12 @@ def handed_on(case: Case) -> Diagnosis | None:
     name = key[1].removesuffix(".default")
     close = small(case.values)
     return Diagnosis(
-        "reordering" if close else "semantics", "gathered rows",
-        f"{name} computes rows of several requests, and {case.op} hands the request's on: "
-        + ("it adds in another order." if close else "it computes something else."),
+        "reordering" if close else "semantics", "not compared",
+        f"{name}, which feeds {case.op} and could not be compared by itself, "
+        + ("adds in another order." if close else "computes something else."),
         "rows" if case.first.shapes != case.second.shapes else None,
-        (f"The result of {name} has no part that is the request's alone, so {case.op} is the first "
-         "step that could be compared.",),
+        (f"The result of {name} has no part that is the request's alone in both runs, so {case.op} "
+         "is the first step that could be compared.",),
         made_by=key,
     )  # fmt: skip
 
@@ -346,7 +347,7 @@ def history(case: Case) -> Diagnosis | None:
 
 def reordering(case: Case) -> Diagnosis | None:
     """Everything is the same but the order of additions: both results are within rounding."""
-    if case.unlike or not case.within:
+    if case.unlike or not case.within or moves(case.first.key):
         return None
     factor = case.turning("rows", "position", "layout", "neighbours")
     words = {
