@@ -77,6 +77,7 @@ def noise(first: Operation, second: Operation) -> Noise | None:
     kinds = ((_PRODUCTS, _product), (_ROW_OPS, _rows))
     make = next((f for names, f in kinds if name in names), None)
     make = _attention if "scaled_dot_product" in name else make
+    make = _no_sum if torch.Tag.pointwise in first.func.tags else make
     if make is None or first.func is not second.func or not (first.output and second.output):
         return None
     try:
@@ -180,6 +181,19 @@ def _most(gap: torch.Tensor, axis: int, count: int) -> torch.Tensor:
 
 def _gap(pair: Pair) -> torch.Tensor:
     return (pair[0].double() - pair[1].double()).abs().nan_to_num(float("inf"))
+
+
+def _no_sum(name: str, first: Operation, second: Operation) -> Sums | None:
+    """An operation on single elements: no order explains anything."""
+    pair = _results(first, second)
+    if pair is None or any(
+        _same(first, second, i) is None
+        for i, t in enumerate(first.operands)
+        if t.shape == first.output[0].shape
+    ):
+        return None
+    a = pair[0].double().numpy()
+    return Sums(pair, pair, lambda: Interval(a, a, a, a), lambda: iter((a, a)))
 
 
 # ---- products ----------------------------------------------------------------------------------
@@ -295,57 +309,112 @@ def _last_axis(op: str, first: Operation, x: torch.Tensor) -> bool:
 # ---- attention ---------------------------------------------------------------------------------
 
 
-def _attention(name: str, first: Operation, second: Operation) -> Sums | None:
-    pair = _results(first, second)
-    q, k, v = (_same(first, second, i) for i in range(3))
-    if pair is None or q is None or k is None or v is None or q.shape[:-1] != pair[0].shape[:-1]:
+@dataclass(frozen=True)
+class Query:
+    """One query of some heads and the keys that it sees: q [H, 1, D], k [H, n, D], v [H, n, Dv].
+
+    y [H, 1, Dv] is the run's result, bias [H, 1, n] an additive mask or None.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    y: torch.Tensor
+    bias: torch.Tensor | None
+
+    def like(self, other: Query) -> bool:
+        """Whether both were asked the same."""
+        pairs = ((self.q, other.q), (self.k, other.k), (self.v, other.v))
+        if not all(bits.equal(a, b) for a, b in pairs):
+            return False
+        if self.bias is None or other.bias is None:
+            return self.bias is other.bias
+        return bits.equal(self.bias, other.bias)
+
+
+def _argument(op: Operation, name: str) -> Any:
+    """An argument by its name in the operation's schema; None if it was not given."""
+    for i, argument in enumerate(op.func._schema.arguments):
+        if argument.name == name and not argument.kwarg_only and i < len(op.args):
+            return op.args[i]
+    return op.kwargs.get(name)
+
+
+def _query(op: Operation, place: int, heads: Sequence[int] | None) -> Query | None:
+    """The request's query at a place of the token axis, in the given heads (all if None)."""
+    row = op.row if op.window.batch and op.operands[0].shape[0] == op.window.batch else 0
+    q, k, v, y = (t[row].detach().cpu() for t in (*op.operands[:3], op.output[0]))
+    if q.dim() != 3 or k.shape[:-1] != v.shape[:-1] or y.shape[:-1] != q.shape[:-1]:
         return None
-    if q.dim() < 3 or k.shape[-2] != v.shape[-2]:
-        return None
-    masks = [t for t in first.operands[3:4] if t.dim() >= 2]
-    causal = any(a is True for a in first.args) or bool(first.kwargs.get("is_causal"))
-    heads, rows, keys = q.shape[-3], q.shape[-2], k.shape[-2]
-    gap = _gap(pair)
-    head, token = _most(gap, -3, _HEADS), _most(gap, -2, _ROWS)
-    group = heads // k.shape[-3]
-    seen = torch.ones(rows, keys, dtype=torch.bool)
-    if causal:
-        seen = seen.tril()
-    bias = None
+    each = torch.arange(len(q)) if heads is None else torch.tensor(heads)
+    group, keys = len(q) // len(k), k.shape[-2]
+    seen, bias = torch.ones(keys, dtype=torch.bool), None
+    if _argument(op, "is_causal"):
+        seen = torch.arange(keys) <= place
+    masks = [t for t in op.operands[3:4] if t.dim() >= 2]
     if masks:
-        mask = _same(first, second, 3)
-        if mask is None:
-            return None
-        mask = mask.expand(*q.shape[:-2], rows, keys).reshape(-1, rows, keys)[head]
-        seen = seen & (mask if mask.dtype is torch.bool else mask != -math.inf)
-        bias = None if mask.dtype is torch.bool else mask.float()[:, token].numpy()
-    seen = seen.expand(len(head), rows, keys)[:, token]
-    q = q.reshape(-1, rows, q.shape[-1])[head][:, token]
-    k, v = (t.reshape(-1, keys, t.shape[-1])[head // group] for t in (k, v))
-    flat = [t.reshape(-1, rows, t.shape[-1])[head][:, token] for t in pair]
-    results = (flat[0], flat[1])
-    out, scale = results[0].dtype, first.kwargs.get("scale")
+        mask = masks[0].detach().cpu().expand(*op.operands[0].shape[:-1], keys)[row][each, place]
+        hidden = mask if mask.dtype is torch.bool else mask != -math.inf
+        if not bool((hidden == hidden[:1]).all()):
+            return None  # heads that see different keys
+        seen = seen & hidden[0]
+        bias = None if mask.dtype is torch.bool else mask[:, None, seen].float()
+    if bias is not None and not bool(bias.any()):
+        bias = None
+    some = each // group
+    return Query(q[each, place][:, None], k[some][:, seen], v[some][:, seen],
+                 y[each, place][:, None], bias)  # fmt: skip
+
+
+def _attention(name: str, first: Operation, second: Operation) -> Sums | None:
+    whole = _results(first, second)
+    if whole is not None and whole[0].dim() == 4 and len(whole[0]) == 1:
+        whole = (whole[0][0], whole[1][0])
+    if whole is None or whole[0].dim() != 3:
+        return None
+    gap = _gap(whole)
+    at = int(gap.amax((0, 2)).argmax())
+    heads = _most(gap, 0, _HEADS).tolist()
+    starts = [op.window.spans[op.row][0] if op.window.spans else 0 for op in (first, second)]
+    focus = [op.token if op.alone else at for op in (first, second)]
+    x, other = (
+        _query(op, start + token, heads)
+        for op, start, token in zip((first, second), starts, focus, strict=True)
+    )
+    if x is None or other is None or not x.like(other):
+        return None
+    out, scale = x.y.dtype, _argument(first, "scale")
     contract = contract_of(
-        "attention", dtype=q.dtype, head_dim=q.shape[-1], value_dim=v.shape[-1],
+        "attention", dtype=x.q.dtype, head_dim=x.q.shape[-1], value_dim=x.v.shape[-1],
         device=_device(first),
     )  # fmt: skip
     assert isinstance(contract, AttentionContract)
+    bias = None if x.bias is None else x.bias.numpy()
     how: dict[str, Any] = {"scale": scale, "out_dtype": out}
+    keys = x.k.shape[-2]
 
     def orders() -> Iterator[Array]:
         generator = torch.Generator().manual_seed(_SEED)
         for leaf in (64, 128, contract.leaf, keys + -keys % 64):
             p = torch.randperm(keys, generator=generator)
+            some = None if bias is None else bias[..., p]
             other = replace(contract, leaf=leaf)
-            y = other.evaluate(
-                q, k[:, p], v[:, p], seen=seen[..., p].numpy(),
-                bias=None if bias is None else bias[..., p], **how,
-            )  # fmt: skip
-            yield _numbers(y)
+            yield _numbers(other.evaluate(x.q, x.k[:, p], x.v[:, p], bias=some, **how))
+        yield from _other_maxima(x, scale)
 
     return Sums(
-        pair,
-        results,
-        lambda: contract.interval(q, k, v, seen=seen.numpy(), bias=bias, order="any", **how),
-        orders,
-    )
+        whole, (x.y, other.y),
+        lambda: contract.interval(x.q, x.k, x.v, bias=bias, order="any", **how), orders,
+    )  # fmt: skip
+
+
+def _other_maxima(x: Query, scale: float | None) -> Iterator[Array]:
+    """Weights of 16 bits below maxima that are no powers of two: each rounds other weights up."""
+    if x.v.dtype is torch.float32:
+        return
+    q, k, v = (t.double() for t in (x.q, x.k, x.v))
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = s if x.bias is None else s + x.bias
+    for above in (0.0, 0.2, 0.45, 0.7):
+        p = (s - s.amax(-1, keepdim=True) - above).exp().to(x.v.dtype).double()
+        yield _numbers((p @ v / p.sum(-1, keepdim=True)).to(x.y.dtype))

@@ -32,14 +32,15 @@ class Event:
     pieces: list[torch.Tensor] = field(default_factory=list)
     shapes: list[tuple[str, ...]] = field(default_factory=list)
 
-    def piece_of(self, token: int) -> int:
-        """The piece of the call that the given token belongs to."""
+    def piece_of(self, token: int) -> tuple[int, int]:
+        """The piece that holds the given token, and the token's place in it."""
+        if self.axis < 0:
+            return 0, 0
         for index, piece in enumerate(self.pieces):
-            length = piece.shape[self.axis] if self.axis >= 0 else token + 1
-            if token < length:
-                return index
-            token -= length
-        return len(self.pieces) - 1
+            if token < piece.shape[self.axis]:
+                return index, token
+            token -= piece.shape[self.axis]
+        raise IndexError(token)
 
     def add(self, piece: torch.Tensor, axis: int, shapes: tuple[str, ...]) -> None:
         """Appends the piece of a further call; pieces that do not join up make it worthless."""
@@ -153,18 +154,19 @@ def first_divergence(
         return Divergence(case, module_name, None, None, (), (), 0, 0, 0, layers, same)
     key, mine, other, amount = found
     token = _first_token(mine, other)
-    pieces = mine.piece_of(token), other.piece_of(token)
+    places = mine.piece_of(token), other.piece_of(token)
+    lengths = {event.pieces[i].shape for event, (i, _) in zip((mine, other), places, strict=True)}
     pair = [
-        _taken(module, key, call, place, piece)
-        for call, place, piece in zip((reference, probe), (reference_row, row), pieces, strict=True)
+        _taken(module, key, call, at, place, len(lengths) > 1)
+        for call, at, place in zip((reference, probe), (reference_row, row), places, strict=True)
     ]
     return Divergence(
         case=case,
         module=module_name,
         op=mine.name,
         op_module=mine.module,
-        reference_shapes=mine.shapes[pieces[0]],
-        shapes=other.shapes[pieces[1]],
+        reference_shapes=mine.shapes[places[0][0]],
+        shapes=other.shapes[places[1][0]],
         differing=amount.differing,
         elements=amount.elements,
         max_ulp=amount.max_ulp,
@@ -175,13 +177,22 @@ def first_divergence(
 
 
 def _taken(
-    module: torch.nn.Module | None, key: Key, call: Callable[[], Bits], row: int, piece: int
+    module: torch.nn.Module | None,
+    key: Key,
+    call: Callable[[], Bits],
+    row: int,
+    place: tuple[int, int],
+    alone: bool,
 ) -> Operation | None:
-    """An operation taken out of a call, in the forward of that number."""
-    capture = Capture(module, Request(row), {key: piece})
+    """An operation taken out of a call, in the forward and with the token of `place` in focus."""
+    forward, token = place
+    capture = Capture(module, Request(row), {key: forward})
     with capture.playing():
         call()
-    return capture.found.get(key)
+    found = capture.found.get(key)
+    if found is not None:
+        found.token, found.alone = token, alone
+    return found
 
 
 def _first_token(a: Event, b: Event) -> int:

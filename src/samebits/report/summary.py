@@ -69,6 +69,11 @@ def tiles(report: Report) -> list[Tile]:
 
 def noise_sentence(noise: Noise) -> str:
     """What the verdict on a difference rests on."""
+    if noise.verdict == "defect" and not noise.reach and not any(noise.predicted[1:]):
+        return (
+            f"{noise.outside:,} of {noise.elements:,} elements differ, and nothing is added up "
+            "here: no order of summation explains it."
+        )
     if noise.verdict == "defect":
         return (
             f"{noise.outside:,} of {noise.elements:,} elements examined are outside the interval "
