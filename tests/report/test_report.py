@@ -93,7 +93,7 @@ def test_the_terminal_names_verdicts_and_the_first_operation(broken: Report) -> 
     text = console.export_text()
     assert re.search(r"number of rows\s+✗ .* differ .*✗ .* differ", text)
     assert re.search(
-        r"first to differ, samebits: aten.mul.Tensor \(number of rows, padding\)", text
+        r"first to differ, samebits: aten.mul.Tensor, defect \(number of rows, padding\)", text
     )
     assert re.search(r"repeats\s+✓ same 10 cases\s+✓ same 10 cases", text)
     assert "does not apply" in text and "M = 64" in text
