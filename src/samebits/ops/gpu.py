@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from samebits.contract import ContractKey
 from samebits.contract.operands import dtype_name
+from samebits.engines.driver import recipes
 from samebits.engines.triton import device_class
 from samebits.errors import ShapeError
 from samebits.plan import planner
@@ -18,6 +20,20 @@ if TYPE_CHECKING:
 
 #: Rows that one launch takes, and elements of a row: kernels count them in 32 bits.
 MOST = 2**31 - 2**14
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def recorded(work: F) -> F:
+    """An operation on CUDA tensors whose later calls of a kind start without Python.
+
+    Args:
+        work: takes positional arguments, and depends on nothing but them and the plan in force.
+    """
+    run, forget = recipes.recorded(work)
+    planner.on_change.append(forget)
+    return run
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ import torch
 from samebits.errors import ShapeError
 from samebits.ops.attention import checks
 from samebits.ops.attention.autograd import differentiable, needs_grad
-from samebits.ops.attention.dispatch import dense, device_integers, gpu_scales, operands
+from samebits.ops.attention.dispatch import dense, device_integers, gpu_scales, on_gpu, operands
 from samebits.ops.attention.packed import attention_paged, attention_varlen
 
 __all__ = ["attention", "attention_paged", "attention_varlen"]
@@ -71,6 +71,36 @@ def attention(
         ShapeError: shapes, offsets or options that do not fit together.
         DTypeError: a dtype, layout or device that is not covered.
     """
+    options = (
+        scale, causal, q_start, mask, window, softcap, sinks, k_scale, v_scale, enable_gqa,
+        return_lse,
+    )  # fmt: skip
+    if getattr(q, "is_cuda", False) and not _needs_grad(q, k, v, mask, sinks):
+        return on_gpu(_attention)(q, k, v, *options)  # type: ignore[no-any-return]
+    return _attention(q, k, v, *options)
+
+
+def _needs_grad(*tensors: object) -> bool:
+    """Whether autograd has to see the operation; bad operands are found later."""
+    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+    causal: bool,
+    q_start: int | torch.Tensor | None,
+    mask: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    k_scale: torch.Tensor | float | None,
+    v_scale: torch.Tensor | float | None,
+    enable_gqa: bool,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     operands(_OP, q, k, v)
     lead: torch.Size | None = None
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not q.size(0) == k.size(0) == v.size(0):

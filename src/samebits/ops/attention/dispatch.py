@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 
 from samebits.engines.cpu import attention as cpu_engine
 from samebits.ops.attention import checks
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@lru_cache(maxsize=16)
+def on_gpu(work: F) -> F:
+    """`work` on CUDA tensors: later calls of a kind start without Python."""
+    from samebits.ops.gpu import recorded
+
+    return recorded(work)
 
 
 def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from samebits.engines.cuda.linear import product
 from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
+from samebits.engines.driver.recipes import recorded
 from samebits.engines.triton import device_class
 from samebits.engines.triton.linear.run import Plan, plan_for, run
 from samebits.engines.triton.linear.schedule import GemmSchedule
@@ -55,7 +56,7 @@ def linear(
     if ready is None:
         ready = _Ready(x, weight, bias, out_dtype, tree)
         _READY.put(ready, *of)
-    result: torch.Tensor = ready(x, weight, bias)
+    result: torch.Tensor = ready.run(x, weight, bias)
     return result
 
 
@@ -84,6 +85,10 @@ class _Ready:
         # Rows that lie one after another are a matrix, whatever their axes.
         if (x.dim() == 2 or x.is_contiguous()) and self.m * n > 0:
             self.plan = self._plan(x.reshape(self.m, k), weight, bias)
+        #: y for x, weight and bias of that kind.
+        self.run = self._run
+        if getattr(self.plan, "repeats", False):
+            self.run, _ = recorded(self._run)
 
     def _plan(
         self, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None
@@ -104,7 +109,7 @@ class _Ready:
         assert isinstance(schedule, GemmSchedule)
         return plan_for(contract, schedule, x, w, y, c)
 
-    def __call__(
+    def _run(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         y = empty(self.m, self.n, self.dtype, self.device)

@@ -6,9 +6,10 @@ import torch
 
 from samebits.engines.triton.rows import norm as engine
 from samebits.ops.checks import one_device
-from samebits.ops.gpu import schedule_for, strided_rows
+from samebits.ops.gpu import recorded, schedule_for, strided_rows
 
 
+@recorded
 def norm(
     op: str,
     x: torch.Tensor,

@@ -7,7 +7,7 @@ import torch
 from samebits.engines.triton.rows import pointwise as engine
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.checks import engine_tensor, one_device
-from samebits.ops.gpu import matrix
+from samebits.ops.gpu import matrix, recorded
 
 
 def unary(op: str, kernel: str, x: torch.Tensor) -> torch.Tensor:
@@ -20,9 +20,14 @@ def unary(op: str, kernel: str, x: torch.Tensor) -> torch.Tensor:
     """
     x = engine_tensor(op, x, gpu=True)
     if kernel in engine.FUNCTIONS:
-        return engine.unary(kernel, x)
+        return _unary(kernel, x)
     y: torch.Tensor = getattr(torch.ops.aten, op)(x)
     return y
+
+
+@recorded
+def _unary(kernel: str, x: torch.Tensor) -> torch.Tensor:
+    return engine.unary(kernel, x)
 
 
 def gated(op: str, kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -32,7 +37,11 @@ def gated(op: str, kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.T
         DTypeError: two dtypes or devices, or see `checks`.
         ShapeError: shapes that do not broadcast.
     """
-    gate, up = engine_tensor(op, gate, gpu=True), engine_tensor(op, up, gpu=True)
+    return _gated(op, kernel, engine_tensor(op, gate, gpu=True), engine_tensor(op, up, gpu=True))
+
+
+@recorded
+def _gated(op: str, kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     one_device(op, gate, up)
     if gate.dtype is not up.dtype:
         raise DTypeError(f"{op}: gate is {gate.dtype} and up {up.dtype}: convert one")

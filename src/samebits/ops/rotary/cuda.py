@@ -6,8 +6,10 @@ import torch
 
 from samebits.engines.triton.rows import rotary as engine
 from samebits.errors import ShapeError
+from samebits.ops.gpu import recorded
 
 
+@recorded
 def rotary(
     x: torch.Tensor,
     cos: torch.Tensor,

@@ -90,7 +90,12 @@ class Product:
     """A launch made ready for operands of these strides, alignments and dtypes; M is free.
 
     The operands are such that there is no `refusal`.
+
+    Attributes:
+        repeats: a launch and no other memory than the operands': it may be `recorded`.
     """
+
+    repeats = True
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "recipe.hpp"
 #include "tensor.hpp"
 
 namespace samebits::cuda {
@@ -98,6 +99,7 @@ void Arguments::clear() {
   key.clear();
   values.clear();
   windows.clear();
+  tensors.clear();
   device = -1;
 }
 
@@ -129,6 +131,7 @@ void Launcher::look_at(const nb::args& args, Arguments& found) {
       const Tensor t = view(a);
       settle_device(t, name_, i, found.device);
       value.word = t.address();
+      found.tensors.emplace_back(static_cast<int>(found.values.size()), a);
       found.key += t.aligned() ? 'P' : 'p';
       append_bytes(found.key, t.dtype());
     } else {
@@ -160,14 +163,15 @@ void Launcher::look_at_descriptor(nb::handle arg, size_t index, Arguments& found
   append_bytes(found.key, t.dtype());
   append_bytes(found.key, layout.is_valid() ? keys_.intern(layout) : int64_t{-1});
   keys_.append(found.key, nb::tuple(field(fields, names().block_shape)));
+  found.tensors.emplace_back(~static_cast<int>(found.windows.size()), base.ptr());
   found.windows.push_back(window);
 }
 
-const Kernel& Launcher::find(const Arguments& arguments, const nb::args& args) {
+nb::handle Launcher::find(const Arguments& arguments, const nb::args& args) {
   auto known = kernels_.find(arguments.key);
   if (known == kernels_.end())
     known = kernels_.emplace(arguments.key, compile_(arguments.device, args)).first;
-  return nb::cast<const Kernel&>(known->second);
+  return known->second;
 }
 
 void Launcher::operator()(nb::handle grid, nb::args args) {
@@ -178,7 +182,12 @@ void Launcher::operator()(nb::handle grid, nb::args args) {
   Arguments arguments = std::move(spare);
   arguments.clear();
   look_at(args, arguments);
-  const Kernel& kernel = find(arguments, args);
+  const nb::handle found = find(arguments, args);
+  const Kernel& kernel = nb::cast<const Kernel&>(found);
+  if (Recorder* record = Recorder::active()) {
+    record->add(found, programs.data(), arguments.values, arguments.windows, arguments.tensors);
+    if (kernel.scratch_bytes(programs.data())) record->spoil();
+  }
   nb::object scratch;
   uint64_t address = 0;
   if (const int64_t bytes = kernel.scratch_bytes(programs.data())) {

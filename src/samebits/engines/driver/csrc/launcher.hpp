@@ -19,6 +19,7 @@ struct Arguments {
   std::string key;  // of the specialisation
   std::vector<Value> values;
   std::vector<Window> windows;
+  std::vector<std::pair<int, PyObject*>> tensors;  // of a value, or (~index) of a window
   int device = -1;
 
   void clear();
@@ -41,7 +42,7 @@ class Launcher {
  private:
   void look_at(const nb::args& args, Arguments& found);
   void look_at_descriptor(nb::handle arg, size_t index, Arguments& found);
-  const Kernel& find(const Arguments& arguments, const nb::args& args);
+  nb::handle find(const Arguments& arguments, const nb::args& args);
 
   std::string name_;
   nb::callable compile_, allocate_;

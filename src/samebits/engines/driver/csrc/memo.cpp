@@ -53,11 +53,11 @@ void Keys::append(std::string& key, nb::handle value) {
   }
 }
 
-bool Memo::make_key(std::string& key, const nb::args& args, std::vector<nb::object>* kept) {
+bool make_key(Keys& keys, std::string& key, const nb::args& args, std::vector<nb::object>* kept) {
   for (nb::handle arg : args) {
     PyObject* a = arg.ptr();
     if (a == Py_None || PyLong_Check(a) || PyFloat_CheckExact(a) || PyUnicode_CheckExact(a) || PyDict_CheckExact(a)) {
-      keys_.append(key, arg);
+      keys.append(key, arg);
     } else if (is_tensor(a)) {
       Tensor t;
       if (!view_if_plain(a, t)) return false;
@@ -81,7 +81,7 @@ nb::object Memo::get(const nb::args& args) {
   thread_local std::string spare;
   std::string key = std::move(spare);  // a key's parts may run Python code, and that come back here
   key.clear();
-  const bool plain = make_key(key, args, nullptr);
+  const bool plain = make_key(keys_, key, args, nullptr);
   const auto known = plain ? entries_.find(key) : entries_.end();
   nb::object value = known == entries_.end() ? nb::none() : known->second.value;
   spare = std::move(key);
@@ -91,7 +91,7 @@ nb::object Memo::get(const nb::args& args) {
 void Memo::put(nb::object value, const nb::args& args) {
   std::string key;
   Entry entry{std::move(value), {}};
-  if (!make_key(key, args, &entry.kept)) return;
+  if (!make_key(keys_, key, args, &entry.kept)) return;
   if (entries_.size() >= most_) entries_.clear();
   entries_.insert_or_assign(std::move(key), std::move(entry));
 }

@@ -23,6 +23,9 @@ class Keys {
   int64_t next_ = 0;
 };
 
+/// The key of arguments; false if there is none. Objects whose addresses are parts of it go to `kept`.
+bool make_key(Keys& keys, std::string& key, const nb::args& args, std::vector<nb::object>* kept);
+
 /// Objects by arguments. A tensor counts with dtype, device, shape, strides and 16-byte alignment; numbers, strings and
 /// dicts (of compile-time parameters) with their exact values; any other object as itself. Nothing is remembered of
 /// tensors without plain memory.
@@ -41,9 +44,6 @@ class Memo {
     nb::object value;
     std::vector<nb::object> kept;  // their addresses are parts of the key
   };
-  /// False if there is none.
-  bool make_key(std::string& key, const nb::args& args, std::vector<nb::object>* kept);
-
   size_t most_;
   Keys keys_;
   std::unordered_map<std::string, Entry> entries_;  // guarded by the GIL

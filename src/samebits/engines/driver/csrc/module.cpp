@@ -5,6 +5,7 @@
 #include "launcher.hpp"
 #include "lt.hpp"
 #include "memo.hpp"
+#include "recipe.hpp"
 
 NB_MODULE(_cuda, m) {
   namespace nb = nanobind;
@@ -18,6 +19,7 @@ NB_MODULE(_cuda, m) {
     return version;
   }, "Version of CUDA that the driver speaks, e.g. 13000.");
   bind_memo(m);
+  bind_recipes(m);
   bind_launcher(m);
   bind_lt(m);
 }

@@ -138,7 +138,11 @@ def _bias_kind(row: int, col: int, c: torch.Tensor | None) -> str:
 
 
 class _Plain:
-    """`gemm_kernel` for operands of given strides; M and the batch are free."""
+    """`gemm_kernel` for operands of given strides; M and the batch are free.
+
+    Attributes:
+        repeats: a launch and no other memory than the operands': it may be `recorded`.
+    """
 
     def __init__(
         self,
@@ -155,6 +159,7 @@ class _Plain:
     ) -> None:
         self.swap, self.leaves = schedule.swap, leaves.count
         self.split = schedule.split and leaves.count > 1
+        self.repeats = not self.split
         self.tma = schedule.tma
         turns = [False, False]
         if self.tma:
@@ -225,6 +230,8 @@ class _Plain:
 
 class _Persistent:
     """`persistent_kernel` for operands of given strides; M is free."""
+
+    repeats = True
 
     def __init__(
         self,
