@@ -7,7 +7,6 @@ from pathlib import Path
 from samebits.errors import PlanError
 from samebits.plan import planner, stack
 from samebits.plan.document import Plan, read
-from samebits.plan.verify import verify as verified
 
 
 def load(path: str | Path, *, verify: bool = False) -> Plan:
@@ -50,6 +49,8 @@ def _require_stack(plan: Plan, path: str, verify: bool) -> None:
                 "verify=True, which computes every schedule once"
             )
         return
+    from samebits.plan.verify import verify as verified  # loads Triton's kernels
+
     wrong = [verdict for verdict in verified(plan) if verdict.struck]
     if wrong:
         first = wrong[0].struck[0]
