@@ -58,6 +58,8 @@ def test_an_error_is_an_error_every_time() -> None:
 def test_everything_that_computes_is_seen(work: Callable[[Any], Any], computes: bool) -> None:
     x = torch.zeros(3, 4)
     with _Watch() as watch:
+        assert watch.allocated() is None
+        torch.empty(0)
         work(x)
     assert (watch.allocated() is None) is computes
 

@@ -63,6 +63,7 @@ def _learn(recipes: _cuda.Recipes, work: Callable[..., Any], args: tuple[Any, ..
     if _cuda.recording() or not recipes.wants(*args):
         return work(*args)
     with _Watch() as watch:
+        torch.empty(0)  # seen, or nothing else would be
         return recipes.learn(lambda: work(*args), watch.allocated, *args)
 
 
@@ -75,8 +76,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept: list[torch.Tensor] = []  # so that no memory is given out twice
 
     def allocated(self) -> set[int] | None:
-        """Addresses of new memory; None if anything was computed."""
-        return {t.untyped_storage().data_ptr() for t in self._kept} if self.pure else None
+        """Addresses of new memory; None if anything was computed, or nothing seen at all."""
+        if not self.pure or not self._kept:
+            return None
+        return {t.untyped_storage().data_ptr() for t in self._kept}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
