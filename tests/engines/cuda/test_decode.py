@@ -147,7 +147,7 @@ def test_attention_runs_it_where_the_schedule_has_it() -> None:
     q, k, v = q[:, :, None].cuda(), k.cuda(), v.cuda()
     options = attention.Options(128**-0.5, causal=True)
     want = None
-    for mine in (None, DecodeSchedule(leaves=1)):
+    for mine in (None, DecodeSchedule(spread=0, leaves=1)):
         schedule = AttentionSchedule(block_m=16, stages=4, decode=mine)
         for start in (4095, 700):
             out, _ = attention.dense(contract(q.dtype), schedule, q, k, v, options, q_start=start)

@@ -127,3 +127,44 @@ def test_keys_that_are_not_seen_may_hold_anything(value: float) -> None:
     assert not dirty[1, 2:, 200:, 3].isfinite().any()
     dirty[1, 2:, 200:, 3] = clean[1, 2:, 200:, 3]
     assert same(dirty, clean)
+
+
+@hopper
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 100, 513, 900])
+def test_windows(window: int, causal: bool) -> None:
+    q = tensor(1, 2, 300, 64, torch.bfloat16, 1)
+    k, v = (tensor(1, 2, 900, 64, torch.bfloat16, seed) for seed in (2, 3))
+    apart = torch.arange(600, 900)[:, None] - torch.arange(900)
+    seen = (apart.abs() < window) & (apart >= 0 if causal else True)
+    want = contract(q.dtype).evaluate(
+        q.cpu(), k.cpu(), v.cpu(), seen=seen.numpy(), out_dtype=q.dtype
+    )  # fmt: skip
+    assert same(run(q, k, v, causal, window=window).cpu(), want)
+    for values in (k, v):  # what no row sees
+        values[:, :, : max(0, 601 - window)] = math.nan
+    assert same(run(q, k, v, causal, window=window).cpu(), want)
+
+
+@hopper
+def test_logsumexps_and_windows_are_those_of_the_general_kernel() -> None:
+    from samebits.engines.triton.attention import run as attention
+    from samebits.engines.triton.attention.schedule import AttentionSchedule
+
+    q = tensor(1, 4, 700, 128, torch.bfloat16, 1) * 4
+    k, v = (tensor(1, 2, 700, 128, torch.bfloat16, seed) for seed in (2, 3))
+    options = attention.Options(128**-0.5, causal=True, window=300, lse=True)
+    found = [
+        attention.dense(
+            contract(q.dtype),
+            AttentionSchedule(block_m=64, warps=8, stages=2, prefill=mine),
+            q, k, v, options, q_start=start,
+        )
+        for mine in (None, PrefillSchedule(tiles=1))
+        for start in (0, -650)
+    ]  # fmt: skip
+    for general, special in ((found[0], found[2]), (found[1], found[3])):
+        assert same(general[0], special[0])
+        assert general[1] is not None and special[1] is not None
+        assert torch.equal(general[1].view(torch.int32), special[1].view(torch.int32))
+    assert found[3][1] is not None and found[3][1][:, :, :650].isneginf().all()

@@ -57,6 +57,19 @@ DEVICE void barrier_wait(u32 bar, u32 parity) {
       : "memory");
 }
 
+// Whether the phase is over, without waiting for it.
+DEVICE bool barrier_test(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred over;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, over;\n}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done;
+}
+
 DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -75,8 +88,20 @@ DEVICE u32 cluster_rank() {
   return rank;
 }
 
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
+}
+
+DEVICE void store_there(u32 there, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
+}
+
+DEVICE void store_there(u32 there, float x, float y) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(x), "f"(y) : "memory");
 }
 
 // Where `at` of this block's shared memory lies in block `rank` of the cluster.
@@ -114,6 +139,30 @@ DEVICE void registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+// ---- copies of a thread's own, global to shared -------------------------------------------------
+
+// 16 bytes, or zeros where there are none.
+DEVICE void copy_16(u32 to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
+}
+
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+DEVICE void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// ---- bulk copy of contiguous bytes, global to shared --------------------------------------------
+
+DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(bar)
+      : "memory");
+}
+
 // ---- bulk tensor copy, global to shared: box of map at (d, t, h, b) -------------------------
 
 DEVICE void tensor_copy(u32 to, const TensorMap* map, u32 bar, int d, int t, int h, int b) {
@@ -123,7 +172,22 @@ DEVICE void tensor_copy(u32 to, const TensorMap* map, u32 bar, int d, int t, int
       : "memory");
 }
 
-// The same of a matrix.
+// The same for what is read once: it leaves the L2 before anything else.
+DEVICE u64 once() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  return policy;
+}
+
+DEVICE void tensor_copy(u32 to, const TensorMap* map, u32 bar, int d, int t, int h, int b, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to), "l"(map), "r"(bar), "r"(d), "r"(t), "r"(h), "r"(b),
+      "l"(policy)
+      : "memory");
+}
+
+// The same of a matrix, without a policy.
 DEVICE void matrix_copy(u32 to, const TensorMap* map, u32 bar, int k, int row) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -150,6 +214,31 @@ DEVICE void tensor_multicast(u32 to, const TensorMap* map, u32 bar, int d, int t
       : "memory");
 }
 
+// ---- matrices of a warp -------------------------------------------------------------------------
+
+// Four 8 x 8 matrices of 16-bit numbers, as they are or transposed; lane i gives the place of a row.
+DEVICE void load_matrices(u32 (&x)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+
+DEVICE void load_transposed(u32 (&x)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+
+// d[16, 8] += a[16, 16] b[8, 16]^T.
+#define MMA(TYPE)                                                                             \
+  DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {                         \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 " N4                     \
+        ", {%4, %5, %6, %7}, {%8, %9}, " N4 ";"                                               \
+        : F4(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));           \
+  }
+
 // ---- wgmma ----------------------------------------------------------------------------------
 
 // A matrix in shared memory for the tensor core. Only the low word depends on where it lies: adding
@@ -172,8 +261,8 @@ DEVICE Matrix plain_matrix(u32 address, u32 leading, u32 stride) {
   return {(address & 0x3FFFF) >> 4 | leading >> 4 << 16, stride >> 4};
 }
 
-// A value that all lanes hold, where the compiler can see that they do.
-DEVICE u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
+// A value that all lanes hold, in a uniform register.
+DEVICE u32 uniform(u32 x) { return __reduce_or_sync(~0u, x); }
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -66,6 +66,7 @@ def launcher(
     *,
     threads: int,
     shared: int = 0,
+    cluster: int = 1,
     pdl: bool = False,
 ) -> Any:
     """What launches kernel `name` of a cubin: called with a grid and the kernel's arguments.
@@ -75,6 +76,7 @@ def launcher(
         slots: the kind of each parameter: `WORD`, `REAL`, or `boxes_of(...)`.
         threads: of a block.
         shared: bytes of dynamic shared memory of a block.
+        cluster: blocks of a cluster; a grid counts clusters.
         pdl: the kernel may start while the one before it runs; it waits for it itself.
     """
     loaded: dict[int, Any] = {}
@@ -83,8 +85,8 @@ def launcher(
         # The launcher asks once for each class of arguments: one kernel serves them all.
         if device not in loaded:
             loaded[device] = _cuda.Kernel(
-                cubin=cubin(), name=name, device=device, threads=threads, shared=shared, ctas=1,
-                pdl=pdl, cooperative=False, scratch=0, slots=list(slots),
+                cubin=cubin(), name=name, device=device, threads=threads, shared=shared,
+                ctas=cluster, pdl=pdl, cooperative=False, scratch=0, slots=list(slots),
             )  # fmt: skip
         return loaded[device]
 

@@ -12,7 +12,7 @@
 //
 // Compile-time parameters (-D): HEAD_DIM 64 or 128, LEAF a multiple of 64, BF16 1 or 0 (fp16), BOX
 // keys of one bulk copy (64, or a page's if that is shorter).
-#include "number.cuh"
+#include "leaves.cuh"
 
 // d[64, 64] = a[64, 16] b[64, 16]^T (+ d), both from shared memory, k contiguous.
 DEVICE void wgmma_scores(float (&d)[32], u64 a, u64 b, bool add) {
@@ -29,20 +29,9 @@ constexpr int ACC = D / 2;                               // accumulator register
 constexpr u32 CHUNK = 128 * KEYS, TILE = CHUNK * (D / 64);  // bytes of 64 columns, and of a tile
 constexpr u32 Q_AT = 0, K_AT = TILE, V_AT = K_AT + STAGES * TILE, ONES_AT = V_AT + STAGES * TILE;
 constexpr u32 BARRIERS_AT = ONES_AT + 256;
+constexpr int SLICE = 32;  // columns of a fold's block: partial is [batch, heads, D / SLICE, leaves, SLICE]
 // Numbers of the mbarriers, and of the named barrier of the warpgroup.
 constexpr int K_FULL = 0, K_EMPTY = STAGES, V_FULL = 2 * STAGES, V_EMPTY = 3 * STAGES, GROUP = 1;
-
-DEVICE float quad_max(float x) {
-  x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
-  return max_nan(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-// How many keys a sequence's row sees, a window apart: as many for all, or by `counts`.
-struct Lengths {
-  const int* counts;  // [batch], or null
-  int added, most;
-  DEVICE int of(int batch) const { return counts ? max(0, min(counts[batch] + added, most)) : most; }
-};
 
 // Leaves of KV head `head` of a sequence that this block walks, and the keys that are seen.
 struct Run {
@@ -64,6 +53,7 @@ DEVICE Run find_run(const Lengths& lengths, int heads, int leaves, int run, int 
 // Tiles of the run into the ring, K and V in turns. `pages`: numbers of a paged cache, or null.
 DEVICE void produce(const Run& r, int from, int stop, const TensorMap* k, const TensorMap* v,
                     const int* pages, int page, u32 smem, u32 bars) {
+  const u64 policy = once();  // and so the workspace stays in the L2
   for (int j = from; j < stop; ++j) {
     const int stage = (j - from) % STAGES;
     const u32 parity = ((j - from) / STAGES & 1) ^ 1;
@@ -81,7 +71,7 @@ DEVICE void produce(const Run& r, int from, int stop, const TensorMap* k, const 
 #pragma unroll
         for (int c = 0; c < D / 64; ++c)
           tensor_copy(to + c * CHUNK + piece * BOX * 128, side ? v : k, full, 64 * c,
-                      pages ? key % page : key, r.head, b);
+                      pages ? key % page : key, r.head, b, policy);
       }
     }
   }
@@ -95,7 +85,8 @@ extern "C" __global__ void __maxnreg__(200)
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, heads = k_h;
-  asm volatile("griddepcontrol.launch_dependents;");
+  await_predecessor();
+  admit_successor();  // not earlier: the one after it would come too, and crowd some processors
   const Run r = find_run({counts, added, most}, heads, leaves, run, window);
   if (r.first >= r.last) return;
   const int from = max(r.first * STEPS, r.begin / KEYS);
@@ -153,15 +144,19 @@ extern "C" __global__ void __maxnreg__(200)
   };
   // What a leaf came to, to the workspace.
   const auto keep = [&](int leaf, const float (&top)[2]) {
-    const long long at = ((long long)(r.batch * heads + r.head) * leaves + leaf) * group;
+    const int first = (r.batch * heads + r.head) * group;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row + 8 * h >= group) continue;
-      float* to = partial + (at + row + 8 * h) * D + column;
+      const long long at = (long long)(first + row + 8 * h) * leaves;
+      float* to = partial + at * D + leaf * SLICE + column;
+      const bool none = top[h] == NOTHING;  // every score is -Inf: no NaN may be left of 0 * Inf
 #pragma unroll
-      for (int i = 0; i < ACC / 4; ++i)
-        *(float2*)(to + 8 * i) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
-      if (lane % 4 == 0) sums[at + row + 8 * h] = make_float2(top[h], l[2 * h]);
+      for (int i = 0; i < ACC / 4; ++i) {
+        const float x = none ? 0.0f : o[4 * i + 2 * h], y = none ? 0.0f : o[4 * i + 2 * h + 1];
+        *(float2*)(to + (long long)(8 * i / SLICE) * leaves * SLICE + 8 * i % SLICE) = make_float2(x, y);
+      }
+      if (lane % 4 == 0) sums[at + leaf] = make_float2(top[h], l[2 * h]);
     }
   };
   // Step j of 64 keys; `more`: another one follows, its scores are to be under way after this.
@@ -264,89 +259,114 @@ extern "C" __global__ void __maxnreg__(200)
   keep((stop - 1) / STEPS, m);
 }
 
-// Factors of the leaves so far and of the next one; -0 makes a side that has seen no key nothing.
-DEVICE float2 fold_factors(float& total, float leaf) {
-  const float top = max_nan(total, leaf);
-  const float now = leaf == NOTHING ? -0.0f : power(leaf - top);
-  const float old = total == NOTHING && leaf != NOTHING ? -0.0f
-                    : total == top                      ? 1.0f
-                                                        : power(total - top);
-  total = top;
-  return make_float2(old, now);
-}
-
-// 32 columns of one row: its leaves' partial results folded in ascending order, then o / l.
-constexpr int BATCH = 128;  // leaves in flight
-extern "C" __global__ void __launch_bounds__(128)
-    attention_fold(u16* out, long long out_stride_b, long long out_stride_h, const int* counts,
-                   int added, int most, const float* partial, const float2* sums, int heads,
-                   int group, int leaves, int window) {
-  __shared__ float tile[BATCH][32], l[BATCH];
-  __shared__ float2 by[BATCH];
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const int piece = blockIdx.x % (D / 32), head = blockIdx.x / (D / 32) % (heads * group);
-  const int batch = blockIdx.x / (D / 32) / (heads * group);
+// SLICE columns of one row: its leaves' partial results folded in ascending order, then o / l. Leaves
+// come in blocks of BLOCK by bulk copies, the next one while one is added. Warp 0 adds values, warp 1
+// denominators, and that one finds the factors of the block after (a running maximum rounds nothing,
+// so it may be a scan).
+template <int BLOCK>
+DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const int* counts, int added,
+                 int most, const float* partial, const float2* sums, int heads, int group, int leaves,
+                 int window) {
+  constexpr int EACH = BLOCK / 32;  // leaves of a lane
+  __shared__ __align__(128) float tile[2][BLOCK][SLICE];
+  __shared__ float2 by[2][BLOCK];
+  __shared__ float2 total;  // denominator and maximum
+  __shared__ u64 full[2];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int slice = blockIdx.x % (D / SLICE), row = blockIdx.x / (D / SLICE);
+  const int head = row % (heads * group), batch = row / (heads * group);
+  const u32 bars = shared_address(full);
+  if (threadIdx.x == 0) {
+    barrier_init(bars, 1);
+    barrier_init(bars + 8, 1);
+    fence_barrier_init();
+  }
+  await_predecessor();
+  admit_successor();  // not earlier: the one after it would come too, and crowd some processors
   const int end = Lengths{counts, added, most}.of(batch), last = (end + LEAF - 1) / LEAF;
   const int first = window > 0 ? max(0, end - window) / LEAF : 0;
-  const long long at = (long long)(batch * heads + head / group) * leaves * group + head % group;
-  const float* from = partial + at * D + piece * 32 + lane;
-  float x[BATCH / 4];
-  float2 a[BATCH / 32];
-  const auto load = [&](int start) {
+  partial += ((long long)row * (D / SLICE) + slice) * leaves * SLICE;
+  sums += (long long)row * leaves;
+  const auto fetch = [&](int from) {
+    const u32 bytes = min(BLOCK, last - from) * SLICE * 4, at = (from - first) / BLOCK & 1;
+    if (from >= last) return;
+    barrier_expect(bars + 8 * at, bytes);
+    bulk_copy(shared_address(tile[at]), partial + from * SLICE, bytes, bars + 8 * at);
+  };
+  if (threadIdx.x == 0) {
+    fetch(first);
+    fetch(first + BLOCK);
+  }
+  float acc = -0.0f, sum = -0.0f, top = NOTHING;
+  float2 next[EACH];  // maximum and denominator of this lane's leaves of the block after
+  const auto load = [&](int from) {
 #pragma unroll
-    for (int i = 0; i < BATCH / 4; ++i) {
-      const int leaf = start + 4 * i + warp;
-      x[i] = leaf < last ? __ldcg(from + (long long)leaf * group * D) : 0.0f;
-    }
-    if (warp == 0) {
-#pragma unroll
-      for (int i = 0; i < BATCH / 32; ++i) {
-        const int leaf = start + BATCH / 32 * lane + i;
-        a[i] = leaf < last ? __ldcg(sums + at + (long long)leaf * group) : make_float2(NOTHING, 0);
-      }
+    for (int i = 0; i < EACH; ++i) {
+      const int leaf = from + EACH * lane + i;
+      next[i] = leaf < last ? __ldcg(sums + leaf) : make_float2(NOTHING, 0);
     }
   };
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  float acc = -0.0f, sum = -0.0f, top = NOTHING;
-  load(first);
-  for (int start = first; start < last; start += BATCH) {
-    if (warp == 0) {  // a running maximum rounds nothing, so it may be a scan
-      float most = a[0].x;
+  const auto factors = [&](float2* to) {
+    float most = next[0].x;
 #pragma unroll
-      for (int i = 1; i < BATCH / 32; ++i) most = max_nan(most, a[i].x);
+    for (int i = 1; i < EACH; ++i) most = max_nan(most, next[i].x);
 #pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const float other = __shfl_up_sync(~0u, most, d);
-        if (lane >= d) most = max_nan(most, other);
-      }
-      float before = __shfl_up_sync(~0u, most, 1);
-      before = lane ? max_nan(top, before) : top;
-#pragma unroll
-      for (int i = 0; i < BATCH / 32; ++i) {
-        by[BATCH / 32 * lane + i] = fold_factors(before, a[i].x);
-        l[BATCH / 32 * lane + i] = a[i].y;
-      }
-      top = max_nan(top, __shfl_sync(~0u, most, 31));
+    for (int d = 1; d < 32; d *= 2) {
+      const float other = __shfl_up_sync(~0u, most, d);
+      if (lane >= d) most = max_nan(most, other);
     }
+    float before = __shfl_up_sync(~0u, most, 1);
+    before = lane ? max_nan(top, before) : top;
 #pragma unroll
-    for (int i = 0; i < BATCH / 4; ++i) tile[4 * i + warp][lane] = x[i];
-    __syncthreads();
-    load(start + BATCH);  // on its way while these are added
+    for (int i = 0; i < EACH; ++i) to[EACH * lane + i] = fold_factors(before, next[i].x);
+    top = max_nan(top, __shfl_sync(~0u, most, 31));
+  };
+  if (warp == 1) {
+    load(first);
+    factors(by[0]);
+  }
+  __syncthreads();
+  for (int from = first, n = 0; from < last; from += BLOCK, ++n) {
+    const int count = min(BLOCK, last - from);
+    const float2* f = by[n & 1];
     if (warp == 0) {
-      const int count = min(BATCH, last - start);
+      barrier_wait(bars + 8 * (n & 1), n / 2 & 1);
 #pragma unroll 16
-      for (int i = 0; i < count; ++i) {
-        acc = __fmaf_rn(acc, by[i].x, tile[i][lane] * by[i].y);
-        sum = __fmaf_rn(sum, by[i].x, l[i] * by[i].y);
+      for (int i = 0; i < count; ++i) acc = __fmaf_rn(acc, f[i].x, tile[n & 1][i][lane] * f[i].y);
+      __syncwarp();
+      if (lane == 0) fetch(from + 2 * BLOCK);
+    } else {
+      float l[EACH];
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) l[i] = next[i].y;
+      load(from + BLOCK);
+#pragma unroll 2
+      for (int i = 0; i < count; i += EACH) {
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) {
+          const float x = __shfl_sync(~0u, l[j], i / EACH);
+          if (i + j < count) sum = __fmaf_rn(sum, f[i + j].x, x * f[i + j].y);
+        }
       }
+      factors(by[~n & 1]);
     }
     __syncthreads();
   }
+  if (threadIdx.x == 32) total = make_float2(sum, top);
+  __syncthreads();
   if (warp != 0) return;
-  // A NaN or an infinite maximum makes the row NaN; a row that has seen no key is +0.
-  if (top != top || top == -NOTHING) sum = __int_as_float(0x7FFFFFFF);
-  const float y = top == NOTHING ? 0.0f : __fdiv_rn(acc, sum);
-  const float right = __shfl_down_sync(~0u, y, 1);
+  const float y = quotient(acc, total.x, total.y), right = __shfl_down_sync(~0u, y, 1);
   if (lane % 2 == 0)
-    *(u32*)(out + batch * out_stride_b + head * out_stride_h + piece * 32 + lane) = pack(y, right);
+    *(u32*)(out + batch * out_stride_b + head * out_stride_h + slice * SLICE + lane) = pack(y, right);
 }
+
+#define FOLD(name, BLOCK)                                                                              \
+  extern "C" __global__ void __launch_bounds__(64)                                                     \
+      name(u16* out, long long out_stride_b, long long out_stride_h, const int* counts, int added,     \
+           int most, const float* partial, const float2* sums, int heads, int group, int leaves,       \
+           int window) {                                                                               \
+    fold<BLOCK>(out, out_stride_b, out_stride_h, counts, added, most, partial, sums, heads, group,     \
+                leaves, window);                                                                       \
+  }
+FOLD(attention_fold, 32)
+FOLD(attention_fold_long, 128)

@@ -24,7 +24,9 @@ _LOG2E = math.log2(math.e)
 HEAD_DIMS = (64, 128)
 #: Query heads of a KV head that one tile holds, keys of a step, keys of a bulk copy.
 ROWS, STEP, BOXES = 64, 64, (16, 32, 64)
-_THREADS, _STAGES, _FOLD_THREADS, _FOLD_COLUMNS = 160, 3, 128, 32
+_THREADS, _STAGES, _FOLD_THREADS, _FOLD_COLUMNS = 160, 3, 64, 32
+#: From so many leaves on the fold takes them in larger blocks.
+_LONG = 64
 
 
 def covers(
@@ -94,7 +96,7 @@ def decode(
         counts, added, keys, table, stride, page, partial, sums, group, leaves, run, window,
         scale * _LOG2E,
     )  # fmt: skip
-    _fold_launcher(*kernel)(
+    _fold_launcher(*kernel, leaves > _LONG)(
         (batch * heads * d // _FOLD_COLUMNS,), out, *out.stride()[:2], counts, added, keys, partial,
         sums, kv_heads, group, leaves, window,
     )  # fmt: skip
@@ -117,13 +119,14 @@ def _decode_launcher(d: int, leaf: int, dtype: torch.dtype, box: int) -> Any:
     values = constants(d, leaf, dtype is torch.bfloat16, box)
     return launcher(
         "attention_decode", lambda: cubin(values), (keys, keys, *(WORD,) * 15, REAL),
-        threads=_THREADS, shared=(1 + 2 * _STAGES) * 2 * STEP * d + 256 + 8 * 4 * _STAGES,
+        threads=_THREADS, shared=(1 + 2 * _STAGES) * 2 * STEP * d + 256 + 8 * 4 * _STAGES, pdl=True,
     )  # fmt: skip
 
 
 @functools.cache
-def _fold_launcher(d: int, leaf: int, dtype: torch.dtype, box: int) -> Any:
+def _fold_launcher(d: int, leaf: int, dtype: torch.dtype, box: int, long: bool) -> Any:
     values = constants(d, leaf, dtype is torch.bfloat16, box)
+    name = "attention_fold_long" if long else "attention_fold"
     return launcher(
-        "attention_fold", lambda: cubin(values), (WORD,) * 12, threads=_FOLD_THREADS, pdl=True
-    )
+        name, lambda: cubin(values), (WORD,) * 12, threads=_FOLD_THREADS, pdl=True
+    )  # fmt: skip

@@ -5,7 +5,7 @@
 // broken model), the rows that do see it get p * v by an ordinary fma, which makes their
 // accumulators Inf or NaN for good, and then it is set to zero.
 #pragma once
-#include "tile.cuh"
+#include "softmax.cuh"
 
 DEVICE bool finite(u32 half) { return (half & INFINITE) != INFINITE; }
 
@@ -19,17 +19,22 @@ DEVICE float widen(u32 half) {
 #endif
 }
 
-// Both warpgroups come here at the same step. `limit`: keys of the step that row 0 or 1 sees.
-DEVICE void take_infinite(float (&o)[ACC], const u32 (&p)[16], u32 v, int limit0, int limit1) {
+// x = y if `here`, opaque: else the compiler would keep p in memory to index it.
+DEVICE void take_if(u32& x, u32 y, bool here) {
+  asm("{\n.reg .pred here;\nsetp.ne.u32 here, %2, 0;\n@here mov.b32 %0, %1;\n}"
+      : "+r"(x)
+      : "r"(y), "r"((u32)here));
+}
+
+// Both warpgroups come here at the same step. Limits in `seen` count from the step's first key.
+DEVICE void take_infinite(float (&o)[ACC], const u32 (&p)[16], u32 v, const Seen& seen) {
   const int lane = threadIdx.x & 31;
   for (int key = 0; key < 64; ++key) {
     u32 pair0 = 0, pair1 = 0;  // two keys' p of either row, in the lane of the quad that holds them
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (i == key / 8) {
-        pair0 = p[2 * i];
-        pair1 = p[2 * i + 1];
-      }
+      take_if(pair0, p[2 * i], i == key / 8);
+      take_if(pair1, p[2 * i + 1], i == key / 8);
     }
     const int from = (lane & ~3) | (key / 2 & 3), shift = key % 2 * 16;
     const float p0 = widen(__shfl_sync(~0u, pair0, from) >> shift & 0xFFFF);
@@ -41,8 +46,8 @@ DEVICE void take_infinite(float (&o)[ACC], const u32 (&p)[16], u32 v, int limit0
       for (int e = 0; e < 2; ++e) {
         const u32 half = x >> 16 * e & 0xFFFF;
         if (finite(half)) continue;
-        if (key < limit0) o[4 * j + e] = __fmaf_rn(p0, widen(half), o[4 * j + e]);
-        if (key < limit1) o[4 * j + 2 + e] = __fmaf_rn(p1, widen(half), o[4 * j + 2 + e]);
+        if (key >= seen.low[0] && key < seen.high[0]) o[4 * j + e] = __fmaf_rn(p0, widen(half), o[4 * j + e]);
+        if (key >= seen.low[1] && key < seen.high[1]) o[4 * j + 2 + e] = __fmaf_rn(p1, widen(half), o[4 * j + 2 + e]);
       }
     }
   }

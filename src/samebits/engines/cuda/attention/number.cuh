@@ -11,6 +11,7 @@ constexpr u32 ONES = 0x3F803F80, INFINITE = 0x7F80;
 constexpr u32 ONES = 0x3C003C00, INFINITE = 0x7C00;
 #endif
 WGMMA(TYPE)
+MMA(TYPE)
 
 #define NOTHING __int_as_float(0xFF800000)  // the maximum of no score
 

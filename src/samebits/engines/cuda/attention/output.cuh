@@ -5,16 +5,24 @@
 constexpr float LARGEST = 0x1.fffffep127f;
 
 // o / l as IEEE division rounds it, from y = fl(1 / l), l >= 1/2: two corrections of the quotient
-// (Markstein 1990). |o| is 0, not finite, or inside (2^-100, 2^100), so that no remainder underflows.
+// (Markstein 1990). |o| is 0 or inside (2^-100, 2^100), so that no remainder underflows; the remainder's
+// sign keeps that of a zero.
 DEVICE float divide(float o, float l, float y) {
-  const float q = o * y;
-  float better = __fmaf_rn(__fmaf_rn(-q, l, o), y, q);
-  better = __fmaf_rn(__fmaf_rn(-better, l, o), y, better);
-  return q != 0 && fabsf(q) <= LARGEST ? better : q;
+  float q = o * y;
+  q = __fmaf_rn(-__fmaf_rn(q, l, -o), y, q);
+  return __fmaf_rn(-__fmaf_rn(q, l, -o), y, q);
 }
 
-DEVICE bool ordinary(float o) {
-  return o == 0 || !(fabsf(o) <= LARGEST) || (fabsf(o) > 0x1p-100f && fabsf(o) < 0x1p100f);
+// Whether `divide` takes all of o.
+DEVICE bool ordinary(const float (&o)[ACC]) {
+  float most[2] = {0, 0};
+  u32 least[2] = {~0u, ~0u};  // twice the magnitude's word, less 1: zeros do not count
+#pragma unroll
+  for (int i = 0; i < ACC; ++i) {
+    most[i & 1] = max_nan(most[i & 1], fabsf(o[i]));
+    least[i & 1] = min(least[i & 1], 2 * __float_as_uint(o[i]) - 1);
+  }
+  return max_nan(most[0], most[1]) < 0x1p100f && min(least[0], least[1]) >= 2 * ((127u - 100) << 23);
 }
 
 // The same for any o, in double precision: two quotients of fp32 numbers, or one and the middle
@@ -33,19 +41,49 @@ DEVICE u16* place_of(const Arguments& a, const Work& w, int row) {
          (w.query_base + row) * a.stride_t;
 }
 
+constexpr float LOG[9] = {0x1.147dd0p-4f,  -0x1.de2584p-4f, 0x1.e6cda8p-4f,  -0x1.fc24b4p-4f, 0x1.233aacp-3f,
+                          -0x1.555c52p-3f, 0x1.99a47ep-3f,  -0x1.000006p-2f, 0x1.555548p-2f};
+
+// Natural logarithm of a normal positive number, or NaN (contract/functions.py).
+DEVICE float log_of(float x) {
+  const int word = __float_as_int(x), n = (word - 0x3F3504F3) >> 23;
+  const float f = __int_as_float(word - (n << 23)) - 1.0f, e = n, z = f * f;
+  float y = LOG[0];
+#pragma unroll
+  for (int i = 1; i < 9; ++i) y = __fmaf_rn(y, f, LOG[i]);
+  y = __fmaf_rn(y * f, z, e * 0x1.7f7d1cp-20f);
+  y = __fmaf_rn(z, -0.5f, y);
+  return x == x ? __fmaf_rn(e, 0x1.62e400p-1f, f + y) : x;
+}
+
+DEVICE float logsumexp(float m, float l) {
+  const float y = __fmaf_rn(m, 0x1.62e430p-1f, log_of(l));
+  return m == NOTHING ? NOTHING : y == y ? y : __int_as_float(0x7FFFFFFF);
+}
+
+DEVICE float* lse_of(const Arguments& a, const Work& w, int row) {
+  return a.lse + (a.query_starts ? 0 : w.batch * a.lse_stride_b) + w.head * a.lse_stride_h +
+         (w.query_base + row) * a.lse_stride_t;
+}
+
 // Quotients to memory, through this warp's part of the total's place so that lines leave whole.
 DEVICE void store(const Arguments& a, const Work& w, float (&o)[ACC], const float (&l)[4],
                   const float (&m)[2], u32 staging, int row) {
   const int lane = threadIdx.x & 31;
-  bool usual = true;
+  if (a.lse && lane % 4 == 0) {
 #pragma unroll
-  for (int i = 0; i < ACC; ++i) usual &= ordinary(o[i]);
+    for (int r = 0; r < 2; ++r) {
+      const int own = row + lane / 4 + 8 * r;
+      if (own < w.rows) *lse_of(a, w, own) = logsumexp(m[r], l[2 * r]);
+    }
+  }
+  const bool usual = __all_sync(~0u, ordinary(o));
   u32 packed[ACC / 2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool nothing = m[r] == NOTHING;
     const float denominator = nothing ? 1.0f : l[2 * r], y = __frcp_rn(denominator);
-    if (__all_sync(~0u, usual)) {
+    if (usual) {
 #pragma unroll
       for (int i = 0; i < ACC / 4; ++i)
         packed[2 * i + r] = pack(divide(o[4 * i + 2 * r], denominator, y),
@@ -87,11 +125,13 @@ DEVICE void store(const Arguments& a, const Work& w, float (&o)[ACC], const floa
   __syncwarp();
 }
 
-// +0 for all rows of the work.
+// +0 for all rows of the work, which see no key.
 DEVICE void store_nothing(const Arguments& a, const Work& w) {
   constexpr int CHUNKS = D / 8;
   for (int i = threadIdx.x - 128; i < ROWS * CHUNKS; i += 128 * GROUPS) {
     const int row = w.row + i / CHUNKS;
-    if (row < w.rows) *(uint4*)(place_of(a, w, row) + i % CHUNKS * 8) = make_uint4(0, 0, 0, 0);
+    if (row >= w.rows) continue;
+    *(uint4*)(place_of(a, w, row) + i % CHUNKS * 8) = make_uint4(0, 0, 0, 0);
+    if (a.lse && i % CHUNKS == 0) *lse_of(a, w, row) = NOTHING;
   }
 }

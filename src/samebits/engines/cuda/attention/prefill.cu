@@ -17,11 +17,15 @@
 #include "producer.cuh"
 #include "softmax.cuh"
 
+constexpr int LATE = D / 16 - 2;  // from this piece on, scores follow the rescaling between two steps
+
 // ---- consumer -----------------------------------------------------------------------------------
 
+// Of the 16-column pieces FROM ... TO of queries and keys.
+template <int FROM, int TO>
 DEVICE void scores(float (&s)[64], Matrix q, Matrix k) {
 #pragma unroll
-  for (int i = 0; i < D / 16; ++i) {
+  for (int i = FROM; i < TO; ++i) {
     const u32 at = i / 4 * CHUNK + i % 4 * 32;
     wgmma_ab(s, q.at(at), k.at(at), i > 0);
   }
@@ -42,8 +46,8 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
   const Matrix q = swizzled_matrix(smem + Q_AT + group * (ROWS / GROUPS) * 128);
   const Matrix ones = plain_matrix(smem + ONES_AT, 128, 128);
   const auto key_tile = [&](u32 stage) { return swizzled_matrix(uniform(smem + K_AT + stage * TILE)); };
-  const auto value_step = [&](u32 stage, u32 step) {
-    return swizzled_matrix(uniform(smem + V_AT + stage * TILE + step * STEP_BYTES), CHUNK);
+  const auto value_tile = [&](u32 stage) {
+    return swizzled_matrix(uniform(smem + V_AT + stage * TILE), CHUNK);
   };
   const u32 own = TOTAL_AT + group * (ROWS / GROUPS) * D * 4;
   Total total;
@@ -60,7 +64,8 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
   int round = 0;
   const auto advance = [&](Work& w) {
     bool more;
-    while ((more = next_work(a, round++, w)) && w.blocks == 0) store_nothing(a, w);
+    while ((more = next_work(a, round++, w)) && w.blocks == w.first) store_nothing(a, w);
+    w.first = uniform(w.first);
     w.blocks = uniform(w.blocks);
     return more;
   };
@@ -76,112 +81,144 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
   if (more) await_operands();
   touch(s);
   wgmma_fence();
-  scores(s, q, key_tile(used % STAGES));
+  scores<0, D / 16>(s, q, key_tile(used % STAGES));
   wgmma_commit();
   wgmma_wait<0>();
   touch(s);
   while (more) {
     const int first = w.row + (ROWS / GROUPS) * group, row = first + 16 * warp + lane / 4;
     float o[ACC], l[4];
-    float top[2][2];
     u32 p[16], p1[16];
     Leaf leaf;
-    leaf.m[0] = leaf.m[1] = NOTHING;
-    // Keys that the thread's two rows see.
-    const int end0 = CAUSAL ? min(w.keys, row + w.offset + 1) : w.keys;
-    const int end1 = CAUSAL ? min(w.keys, row + w.offset + 9) : w.keys;
+    // Keys that the thread's two rows see; `from` and `to` count from a block's or a step's first key.
+    int low[2], high[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int at = row + 8 * r + w.offset;
+      low[r] = a.window ? at - a.window + 1 : 0;
+      high[r] = CAUSAL ? min(w.keys, at + 1) : a.window ? min(w.keys, at + a.window) : w.keys;
+    }
+    const auto seen_from = [&](int key) {
+      return Seen{{low[0] - key, low[1] - key}, {high[0] - key, high[1] - key}};
+    };
 
-    bool add = false;  // whether o and l hold something of the leaf
+    float shrink[2];  // of the accumulators before the second step's values of the block at hand
+    bool shrinks, add;  // whether for any row of the warp; whether o and l hold something of the leaf
+    Matrix values_now, keys_next;  // tiles of the block at hand, and of the one after
     // Values of the first step of the block at hand; o and l made ready for the second's; those.
     const auto issue_first = [&] {
       touch(o);
       touch(l);
       wgmma_fence();
-      values(o, l, p, value_step(used % STAGES, 0), ones, add);
+      values(o, l, p, values_now, ones, add);
       wgmma_commit();
     };
     const auto between = [&] {
       touch(o);
       touch(l);
-      if (leaf.moved) rescale(o, l, leaf.scale);
+      if (shrinks) rescale(o, l, shrink);
     };
     const auto issue_second = [&] {
       touch(o);
       touch(l);
       wgmma_fence();
-      values(o, l, p1, value_step(used % STAGES, 1), ones, true);
+      values(o, l, p1, Matrix{values_now.low + (STEP_BYTES >> 4), values_now.high}, ones, true);
       wgmma_commit();
     };
-    // The scores of block i, which are here, to p and p1. The block before may still have its second
-    // step's values under way; they are awaited as late as can be.
-    const auto weigh = [&](int i, bool first) __attribute__((always_inline)) {
-      const u32 stage = used % STAGES;
-      const int at = KEYS * i;
-      const bool fresh = i % BLOCKS_PER_LEAF == 0;
+    // The scores of block i to p and p1, when nothing of this warpgroup is under way. In one piece without
+    // branches: conversions, maxima and the rescaling fill the gaps between the exponentials. `maybe`:
+    // some row may see the block only in part.
+    const auto weigh = [&](int i, bool first, bool maybe) __attribute__((always_inline)) {
+      const u32 stage = used % STAGES, next = (used + 1) % STAGES;
+      const bool fresh = first || i % BLOCKS_PER_LEAF == 0, partly = maybe && w.partly(i);
+      const bool follows = i + 1 < w.blocks;
       release(bars + 8 * (K_EMPTY + stage));
-      if (i + 1 == w.blocks) release_queries();
-      if (w.partly(i)) mask(s, end0 - at - column, end1 - at - column);
-      Leaf before = leaf;
-      if (fresh) leaf.m[0] = leaf.m[1] = NOTHING;
-      maxima(s, a.factor, top);
-      softmax<0>(s, top, p, leaf, a.factor);
-      touch(p);
-      barrier_wait(bars + 8 * (V_FULL + stage), used / STAGES & 1);
-      if (!first) {
-        wgmma_wait<0>();
-        touch(o);
-        touch(l);
-        release(bars + 8 * (V_EMPTY + (used - 1) % STAGES));
-        if (fresh) {
-          fold<true>(o, l, before, total, i == BLOCKS_PER_LEAF);
-        } else if (leaf.moved) {
-          rescale(o, l, leaf.scale);
-        }
+      if (!first) release(bars + 8 * (V_EMPTY + next));
+      if (!follows) release_queries();
+      if (partly && a.window) {
+        mask<true>(s, seen_from(KEYS * i + column));
+      } else if (partly) {
+        mask<false>(s, seen_from(KEYS * i + column));
       }
-      add = !fresh;
-      softmax<1>(s, top, p1, leaf, a.factor);
+      const bool value_here = barrier_test(bars + 8 * (V_FULL + stage), used / STAGES & 1);
+      const bool key_here = barrier_test(bars + 8 * (K_FULL + next), (used + 1) / STAGES & 1);
+      Leaf before = leaf;
+      float top[2], origin[2], origin1[2], shrink0[2];
+      if (fresh) leaf.m[0] = leaf.m[1] = NOTHING;
+      maxima<0>(s, a.factor, top);
+      raise(leaf, top, shrink0, origin);
+      weights<0>(s, origin, p, a.factor);
+      maxima<1>(s, a.factor, top);
+      raise(leaf, top, shrink, origin1);
+      shrinks = __any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f);
+      weights<1>(s, origin1, p1, a.factor);
+      if (!first) {
+        if (fresh) shrink0[0] = shrink0[1] = 1.0f;
+        rescale(o, l, shrink0);
+      }
+      touch(p);
       touch(p1);
-      if (w.partly(i)) {
+      touch(o);
+      touch(l);
+      if (!first && fresh)
+        fold<true>(o, l, before, total, i / BLOCKS_PER_LEAF == w.first / BLOCKS_PER_LEAF + 1);
+      add = !fresh;
+      values_now = value_tile(stage);
+      keys_next = key_tile(next);
+      asm volatile("" : "+r"(values_now.low), "+r"(keys_next.low));  // before the turn, not in it
+      if (!value_here) barrier_wait(bars + 8 * (V_FULL + stage), used / STAGES & 1);
+      if (follows && !key_here) barrier_wait(bars + 8 * (K_FULL + next), (used + 1) / STAGES & 1);
+      if (partly) {
         barrier_wait(bars + 8 * (V_INSPECTED + stage), inspected >> stage & 1);
         inspected ^= 1 << stage;
         const u32 v = smem + V_AT + stage * TILE, found = smem + FOUND_AT + 8 * stage;
         if (load_shared(found)) {
           if (!add) clear(o, l);
           add = true;
-          take_infinite(o, p, v, end0 - at, end1 - at);
+          take_infinite(o, p, v, seen_from(KEYS * i));
         }
         if (load_shared(found + 4)) {  // takes its turn after the first step's values
           issue_first();
           wgmma_wait<0>();
           between();
           add = true;
-          leaf.moved = false;
+          shrinks = false;
 #pragma unroll
           for (int j = 0; j < 16; ++j) p[j] = 0;
-          take_infinite(o, p1, v + STEP_BYTES, end0 - at - KEYS / 2, end1 - at - KEYS / 2);
+          take_infinite(o, p1, v + STEP_BYTES, seen_from(KEYS * i + KEYS / 2));
         }
       }
-      if (i + 1 < w.blocks)
-        barrier_wait(bars + 8 * (K_FULL + (used + 1) % STAGES), (used + 1) / STAGES & 1);
     };
-    weigh(0, true);
-    for (int i = 1; i < w.blocks; ++i) {
-      // The last block's values with this block's scores in between.
+    // The last block's values, with block i's scores around the rescaling between their steps, so that the
+    // tensor core has something to do. What it has been given is done when the other warpgroup's
+    // comes: issuing a product waits for the one but two before.
+    const auto advance_to = [&](int i, bool maybe) __attribute__((always_inline)) {
       group_sync(TURN + group, 256);
       issue_first();
       touch(s);
       wgmma_fence();
-      scores(s, q, key_tile((used + 1) % STAGES));
+      scores<0, LATE>(s, q, keys_next);
       wgmma_commit();
       wgmma_wait<1>();
       between();
+      touch(s);
+      wgmma_fence();
+      scores<LATE, D / 16>(s, q, keys_next);
+      wgmma_commit();
       issue_second();
       group_arrive(TURN + (group ^ 1), 256);
-      wgmma_wait<1>();
+      wgmma_wait<0>();
       touch(s);
+      touch(o);
+      touch(l);
       ++used;
-      weigh(i, false);
-    }
+      weigh(i, false, maybe);
+    };
+    weigh(w.first, true, true);
+    int i = w.first + 1;
+    if (!a.window)
+      for (const int whole = w.whole / KEYS; i < whole; ++i) advance_to(i, false);
+    for (; i < w.blocks; ++i) advance_to(i, true);
     // The last block's values, then the next work's first scores, which hide this work's end. After
     // the last work they are scores of nothing that nobody reads.
     issue_first();
@@ -194,13 +231,13 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     if (more) await_operands();
     touch(s);
     wgmma_fence();
-    scores(s, q, key_tile(used % STAGES));
+    scores<0, D / 16>(s, q, key_tile(used % STAGES));
     wgmma_commit();
     wgmma_wait<1>();
     touch(o);
     touch(l);
     release(bars + 8 * (V_EMPTY + last));
-    if (w.blocks > BLOCKS_PER_LEAF) fold<false>(o, l, leaf, total, false);
+    if ((w.blocks - 1) / BLOCKS_PER_LEAF > w.first / BLOCKS_PER_LEAF) fold<false>(o, l, leaf, total, false);
     store(a, w, o, l, leaf.m, staging, first + 16 * warp);
     wgmma_wait<0>();
     touch(s);
@@ -212,10 +249,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(128 * (1 
     attention_prefill(TENSOR(q), TENSOR(k), TENSOR(v), u16* out, long long out_stride_b,
                       long long out_stride_h, long long out_stride_t, const int* query_starts,
                       const int* key_starts, const int* positions, int query_length,
-                      int key_length, int position, int sequences, int section, float factor) {
+                      int key_length, int position, int sequences, int section, int window, float* lse,
+                      long long lse_stride_b, long long lse_stride_h, long long lse_stride_t,
+                      float factor) {
   const Arguments a = {out, out_stride_b, out_stride_h, out_stride_t, query_starts, key_starts,
                        positions, query_length, key_length, position, sequences, q_h, q_h / k_h,
-                       section, factor};
+                       window, lse, lse_stride_b, lse_stride_h, lse_stride_t, section, factor};
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
   if (threadIdx.x == 0) {

@@ -28,12 +28,12 @@ DEVICE void produce(const Arguments& a, const TensorMap* q, const TensorMap* k, 
   u32 loaded = 0, tiles = 0;
   Work w;
   for (int round = 0; next_work(a, round, w); ++round) {
-    if (w.blocks == 0) continue;
+    if (w.blocks == w.first) continue;
     const int q_batch = a.query_starts ? 0 : w.batch, k_batch = a.key_starts ? 0 : w.batch;
     const int k_head = w.head / a.group;
     barrier_wait(bars + 8 * Q_EMPTY, (tiles++ & 1) ^ 1);
     load_queries(smem + Q_AT, q, bars + 8 * Q_FULL, w.query_base + w.row, w.head, q_batch);
-    for (int i = 0; i < w.blocks; ++i, ++loaded) {
+    for (int i = w.first; i < w.blocks; ++i, ++loaded) {
       const u32 stage = loaded % STAGES, parity = (loaded / STAGES & 1) ^ 1;
       const int key = w.key_base + KEYS * i;
       barrier_wait(bars + 8 * (K_EMPTY + stage), parity);
@@ -61,7 +61,7 @@ DEVICE void inspect(const Arguments& a, u32 smem, u32 bars) {
   u32 loaded = 0;
   Work w;
   for (int round = 0; next_work(a, round, w); ++round) {
-    for (int i = 0; i < w.blocks; ++i, ++loaded) {
+    for (int i = w.first; i < w.blocks; ++i, ++loaded) {
       const u32 stage = loaded % STAGES, v = smem + V_AT + stage * TILE;
       barrier_wait(bars + 8 * (V_FULL + stage), loaded / STAGES & 1);
       for (int step = 0; w.partly(i) && step < 2; ++step) {

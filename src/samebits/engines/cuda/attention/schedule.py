@@ -22,15 +22,27 @@ class PrefillSchedule(Schedule, tag="cuda.prefill", frozen=True, kw_only=True):
 
 
 class DecodeSchedule(Schedule, tag="cuda.decode", frozen=True, kw_only=True):
-    """How the decode kernel runs, and for how much work.
+    """How decoding runs, and for how much work. A lane is a KV head of a sequence.
 
     Attributes:
-        most: it takes up to so many KV heads of all sequences together; more fill the processors
-            without help.
-        leaves: and sequences of so many leaves or more.
+        clusters: up to so many lanes ...
+        spread: ... whose rows see so many leaves or fewer: each lane is a cluster's (`spread`).
+        most: up to so many lanes ...
+        leaves: ... whose rows see so many leaves or more: blocks walk runs of leaves (`decode`).
+            More lanes fill the processors without help.
         blocks: that share the leaves, about.
     """
 
-    most: int = 16
-    leaves: int = 16
+    clusters: int = 16
+    spread: int = 4
+    most: int = 64
+    leaves: int = 8
     blocks: int = 132
+
+    def spreads(self, lanes: int, leaves: int) -> bool:
+        """Whether the leaves of each lane are spread over a cluster."""
+        return lanes <= self.clusters and leaves <= self.spread
+
+    def runs(self, lanes: int, leaves: int) -> bool:
+        """Whether blocks walk runs of the leaves."""
+        return lanes <= self.most and leaves >= self.leaves

@@ -4,48 +4,43 @@
 
 // A thread holds rows r and r + 8 of its warp's 16: element [0] and [1] of what belongs to a row.
 struct Leaf {
-  float m[2];      // maximum of the running leaf
-  float scale[2];  // by how much its accumulators shrink before the next step's values
-  bool moved;      // whether that is needed for any row of this warp
+  float m[2];  // maximum of the running leaf
 };
 
-// ceil(a * max) of the scores of each row in each step, over this thread's sixteen and its quad's.
-DEVICE void maxima(const float (&s)[64], float a, float (&top)[2][2]) {
+// ceil(a * max) of a step's scores of each row, over this thread's sixteen and its quad's.
+template <int STEP>
+DEVICE void maxima(const float (&s)[64], float a, float (&top)[2]) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
+  for (int r = 0; r < 2; ++r) {
+    const float* x = s + 32 * STEP + 2 * r;  // four chains for the latency
+    float t[4] = {x[0], x[1], x[4], x[5]};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float* x = s + 32 * h + 2 * r;  // four chains for the latency
-      float t[4] = {x[0], x[1], x[4], x[5]};
-#pragma unroll
-      for (int j = 4; j < 16; ++j) t[j % 4] = max_nan(t[j % 4], x[j / 2 * 4 + j % 2]);
-      top[h][r] = max_nan(max_nan(t[0], t[1]), max_nan(t[2], t[3]));
-    }
+    for (int j = 4; j < 16; ++j) t[j % 4] = max_nan(t[j % 4], x[j / 2 * 4 + j % 2]);
+    top[r] = max_nan(max_nan(t[0], t[1]), max_nan(t[2], t[3]));
   }
 #pragma unroll
   for (int lanes = 1; lanes <= 2; ++lanes) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float& t = top[i / 2][i % 2];
-      t = max_nan(t, __shfl_xor_sync(~0u, t, lanes));
-    }
+    for (int r = 0; r < 2; ++r) top[r] = max_nan(top[r], __shfl_xor_sync(~0u, top[r], lanes));
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) top[i / 2][i % 2] = ceilf(top[i / 2][i % 2] * a);
+  for (int r = 0; r < 2; ++r) top[r] = ceilf(top[r] * a);
+}
+
+// The maximum raised by a step's: by how much accumulators shrink, and what exponents start from.
+DEVICE void raise(Leaf& leaf, const float (&top)[2], float (&scale)[2], float (&origin)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float m = max_nan(leaf.m[r], top[r]);
+    scale[r] = m == leaf.m[r] ? 1.0f : power(leaf.m[r] - m);
+    leaf.m[r] = m;
+    origin[r] = m == NOTHING ? 0.0f : m;
+  }
 }
 
 // Scores of one step to probabilities p (A fragments of the product with v).
 template <int STEP>
-DEVICE void softmax(const float (&s)[64], const float (&top)[2][2], u32 (&p)[16], Leaf& leaf, float a) {
-  float origin[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float m = max_nan(leaf.m[r], top[STEP][r]);
-    leaf.scale[r] = m == leaf.m[r] ? 1.0f : power(leaf.m[r] - m);
-    leaf.m[r] = m;
-    origin[r] = m == NOTHING ? 0.0f : m;
-  }
-  leaf.moved = __any_sync(~0u, leaf.scale[0] != 1.0f || leaf.scale[1] != 1.0f);
+DEVICE void weights(const float (&s)[64], const float (&origin)[2], u32 (&p)[16], float a) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     p[i] = pack(exp2_of(s[32 * STEP + 2 * i], a, origin[i & 1]),
@@ -53,14 +48,20 @@ DEVICE void softmax(const float (&s)[64], const float (&top)[2][2], u32 (&p)[16]
   }
 }
 
-// Keys that row r does not see: a score of -inf. `limit` counts keys from the block's first.
-DEVICE void mask(float (&s)[64], int limit0, int limit1) {
+// Keys that a row does not see: a score of -inf. Limits count from the thread's first key of the block: rows
+// see keys from `low` on and before `high`.
+struct Seen {
+  int low[2], high[2];
+};
+
+template <bool LOW>
+DEVICE void mask(float (&s)[64], const Seen& seen) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (8 * j + e >= limit0) s[4 * j + e] = NOTHING;
-      if (8 * j + e >= limit1) s[4 * j + 2 + e] = NOTHING;
+    for (int i = 0; i < 4; ++i) {
+      const int key = 8 * j + (i & 1), r = i >> 1;
+      if (key >= seen.high[r] || (LOW && key < seen.low[r])) s[4 * j + i] = NOTHING;
     }
   }
 }
@@ -99,6 +100,11 @@ DEVICE void fold_factors(const Total& total, const Leaf& leaf, int r, float& old
 // o and l of all leaves so far, the running one included: into registers, then into `total` if kept.
 template <bool KEEP>
 DEVICE void fold(float (&o)[ACC], float (&l)[4], Leaf& leaf, Total& total, bool first) {
+  const bool none[2] = {leaf.m[0] == NOTHING, leaf.m[1] == NOTHING};
+  if (__any_sync(~0u, none[0] || none[1])) {  // every score is -Inf: no NaN may be left of 0 * Inf
+#pragma unroll
+    for (int i = 0; i < ACC; ++i) o[i] = none[i / 2 & 1] ? 0.0f : o[i];
+  }
   if (!first) {
     float old[2], now[2];
 #pragma unroll

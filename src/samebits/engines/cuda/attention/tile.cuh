@@ -29,6 +29,9 @@ struct Arguments {
   int query_length, key_length;   // of every sequence, or of the longest if packed
   int position;                   // of the first row where `positions` is null and nothing is packed
   int sequences, heads, group;    // query heads, and how many of them share a KV head
+  int window;                     // a row sees keys less than this away from its own; 0: all
+  float* lse;                     // [b, h, t] logsumexps with the strides below, or null
+  long long lse_stride_b, lse_stride_h, lse_stride_t;
   int section;                    // heads (of all sequences) whose K and V share the L2 at a time
   float factor;                   // a = fp32(scale * log2 e) > 0
 };
@@ -39,11 +42,11 @@ struct Work {
   int rows, keys;               // lengths of the sequence
   int query_base, key_base;     // rows of packed tensors before this sequence
   int offset;                   // row r sees keys up to r + offset
-  int blocks;                   // of 128 keys that any of the rows sees
-  int whole;                    // keys that all of the rows see
+  int first, blocks;            // any of the rows sees blocks of 128 keys from `first` on, before `blocks`
+  int low, whole;               // all of the rows see keys from `low` on, before `whole`
 
   // Whether some row sees block i only in part.
-  DEVICE bool partly(int i) const { return KEYS * (i + 1) > whole; }
+  DEVICE bool partly(int i) const { return KEYS * (i + 1) > whole || KEYS * i < low; }
 };
 
 // The round-th work of this block; false past the end. Within a section of heads the weight of the
@@ -76,9 +79,20 @@ DEVICE bool next_work(const Arguments& a, int round, Work& w) {
     w.keys = a.key_starts[w.batch + 1] - w.key_base;
   }
   w.offset = a.positions ? a.positions[w.batch] : a.query_starts ? w.keys - w.rows : a.position;
-  int seen = w.keys;
-  if (CAUSAL) seen = min(seen, min(w.row + ROWS, w.rows) + w.offset);
-  w.whole = CAUSAL ? min(w.keys, w.row + w.offset + 1) : w.keys;
-  w.blocks = w.row < w.rows ? max(0, (seen + KEYS - 1) / KEYS) : 0;
+  const int near = w.row + w.offset, far = min(w.row + ROWS, w.rows) - 1 + w.offset;  // rows' own keys
+  int begin = 0, end = w.keys;
+  w.whole = w.keys;
+  if (CAUSAL) {
+    end = min(end, far + 1);
+    w.whole = min(w.keys, near + 1);
+  }
+  if (a.window) {
+    begin = max(0, near - a.window + 1);
+    end = min(end, far + a.window);
+    w.low = max(0, far - a.window + 1);
+    w.whole = min(w.whole, near + a.window);
+  }
+  w.first = begin / KEYS;
+  w.blocks = w.row < w.rows && begin < end ? (end + KEYS - 1) / KEYS : w.first;
   return true;
 }

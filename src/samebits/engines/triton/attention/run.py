@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samebits.contract import AttentionContract
-from samebits.engines.cuda.attention import decode, prefill
+from samebits.engines.cuda.attention import decode, prefill, spread
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
@@ -99,11 +99,12 @@ def dense(
         out = q.new_empty((batch, q_len, heads, dv)).transpose(1, 2)
     else:
         out = q.new_empty((batch, heads, q_len, dv))
+    lse = q.new_empty((batch, heads, q_len), dtype=torch.float32) if options.lse else None
     tiles = -(-q_len // prefill.ROWS) * batch * heads
     if mask is None and _prefill(
-        contract, schedule, q, k, v, out, options, tiles, position=q_start, positions=starts
+        contract, schedule, q, k, v, out, lse, options, tiles, position=q_start, positions=starts
     ):
-        return out, None
+        return out, lse
     seen = min(k.size(2), q_start + 1) if options.causal and starts is None else k.size(2)
     if (
         q_len == 1
@@ -116,7 +117,6 @@ def dense(
         )
     ):  # fmt: skip
         return out, None
-    lse = q.new_empty((batch, heads, q_len), dtype=torch.float32) if options.lse else None
     strides = tuple(x.stride()[:3] for x in (q, k, v, out))
     call = _Call(
         contract, schedule, options, q, k, v, out, lse, "dense", batch, q_len, k.size(2),
@@ -146,13 +146,14 @@ def packed(
     total, heads, _ = q.shape
     out = q.new_empty((total, heads, v.size(-1)))
     s, paged = sequences, sequences.table is not None
+    lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
     tiles = -(-total // prefill.ROWS) * heads
     if not paged and _prefill(
-        contract, schedule, _one(q), _one(k), _one(v), _one(out), options, tiles,
-        positions=s.starts, query_starts=s.cu_q, key_starts=s.cu_k,
-        lengths=(s.longest_q, s.longest_kv),
+        contract, schedule, _one(q), _one(k), _one(v), _one(out),
+        None if lse is None else lse.unsqueeze(0), options, tiles, positions=s.starts,
+        query_starts=s.cu_q, key_starts=s.cu_k, lengths=(s.longest_q, s.longest_kv),
     ):  # fmt: skip
-        return out, None
+        return out, lse
     if (
         paged
         and total == sequences.count
@@ -165,7 +166,6 @@ def packed(
         )
     ):  # fmt: skip
         return out, None
-    lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
     strides = tuple(
         (x.stride(0) if paged and x.dim() == 4 else 0, x.stride(-2), x.stride(-3))
         for x in (q, k, v, out)
@@ -186,6 +186,7 @@ def _prefill(
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
+    lse: torch.Tensor | None,
     options: Options,
     tiles: int,
     **where: Any,
@@ -197,13 +198,16 @@ def _prefill(
         where: the sequences, as `prefill.prefill` takes them.
     """
     wanted, o = schedule.prefill, options
-    special = (o.window, o.softcap, o.sinks, o.k_scale, o.v_scale, o.lse or None)
+    special = (o.softcap, o.sinks, o.k_scale, o.v_scale)
     if wanted is None or tiles < wanted.tiles or any(x is not None for x in special):
         return False
     wide = any(isinstance(x, torch.Tensor) and x.dtype is not torch.int32 for x in where.values())
     if wide or not q.is_cuda or not o.scale > 0 or not prefill.covers(contract, q, k, v):
         return False
-    prefill.prefill(contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, **where)
+    prefill.prefill(
+        contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, window=o.window or 0,
+        lse=lse, **where,
+    )  # fmt: skip
     return True
 
 
@@ -219,7 +223,7 @@ def _decode(
     keys: int,
     **where: Any,
 ) -> bool:
-    """Runs the kernel of few long sequences where the schedule has it and it takes this.
+    """Runs a kernel for one position a sequence where the schedule has it and it takes this.
 
     Args:
         q, out: [b, h, d]; k, v: [b, h, t, d] or pages [n, h, page, d].
@@ -233,17 +237,23 @@ def _decode(
     if (
         not q.is_cuda
         or wanted is None
-        or q.size(0) * k.size(1) > wanted.most
-        or keys < wanted.leaves * contract.leaf
         or any(x is not None for x in special)
         or any(x.dtype is not torch.int32 for x in integers)
         or not o.scale > 0
-        or not decode.covers(contract, q, k, v, None if table is None else k.size(2))
     ):
         return False
-    window = o.window or 0
-    decode.decode(contract, wanted, q, k, v, out, scale=o.scale, keys=keys, window=window, **where)
-    return True
+    lanes, window = q.size(0) * k.size(1), o.window or 0
+    leaves = spread.leaves_seen(contract.leaf, keys, window)
+    if wanted.spreads(lanes, leaves) and spread.covers(contract, q, k, v):
+        spread.spread(contract, q, k, v, out, scale=o.scale, keys=keys, window=window, **where)
+        return True
+    page = None if table is None else k.size(2)
+    if wanted.runs(lanes, leaves) and decode.covers(contract, q, k, v, page):
+        decode.decode(
+            contract, wanted, q, k, v, out, scale=o.scale, keys=keys, window=window, **where
+        )
+        return True
+    return False
 
 
 def _one(x: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
         pdl: the fold is launched while the first kernel runs.
         prefill: how the warp-specialised kernel runs, which then takes the work that it covers;
             None: it takes none.
-        decode: the same for the kernel of few long sequences of one position.
+        decode: the same for the kernels of one position a sequence, where there are few.
     """
 
     block_m: int
@@ -79,9 +79,9 @@ def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
     """
     rows = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
     if rows <= 16:
-        return _fitting(key, AttentionSchedule(block_m=16, stages=4))
+        return _fitting(key, AttentionSchedule(block_m=16, stages=4, decode=DecodeSchedule()))
     if rows <= 32:
-        return _fitting(key, AttentionSchedule(block_m=32))
+        return _fitting(key, AttentionSchedule(block_m=32, decode=DecodeSchedule()))
     return _fitting(
         key, AttentionSchedule(block_m=64, warps=8, stages=2, prefill=PrefillSchedule())
     )
