@@ -147,13 +147,26 @@ def test_windows(window: int, causal: bool) -> None:
 
 
 @hopper
-def test_logsumexps_and_windows_are_those_of_the_general_kernel() -> None:
+@pytest.mark.parametrize("sink", [-math.inf, -3.5, 0.0, 2.75, 40.0])
+def test_sinks(sink: float) -> None:
+    q, k, v = (tensor(1, 1, n, 64, torch.bfloat16, i) for i, n in enumerate((70, 600, 600)))
+    want = contract(q.dtype).evaluate(
+        q.cpu(), k.cpu(), v.cpu(), causal=True, sink=sink, out_dtype=q.dtype
+    )  # fmt: skip
+    sinks = torch.tensor([sink], device=q.device)
+    assert same(run(q, k, v, True, sinks=sinks).cpu(), want)
+
+
+@hopper
+@pytest.mark.parametrize("sinks", [False, True])
+def test_logsumexps_and_windows_are_those_of_the_general_kernel(sinks: bool) -> None:
     from samebits.engines.triton.attention import run as attention
     from samebits.engines.triton.attention.schedule import AttentionSchedule
 
     q = tensor(1, 4, 700, 128, torch.bfloat16, 1) * 4
     k, v = (tensor(1, 2, 700, 128, torch.bfloat16, seed) for seed in (2, 3))
-    options = attention.Options(128**-0.5, causal=True, window=300, lse=True)
+    logits = torch.tensor([-math.inf, 0.5, 3.0, -20.0], device=q.device) if sinks else None
+    options = attention.Options(128**-0.5, causal=True, window=300, sinks=logits, lse=True)
     found = [
         attention.dense(
             contract(q.dtype),
@@ -167,4 +180,4 @@ def test_logsumexps_and_windows_are_those_of_the_general_kernel() -> None:
         assert same(general[0], special[0])
         assert general[1] is not None and special[1] is not None
         assert torch.equal(general[1].view(torch.int32), special[1].view(torch.int32))
-    assert found[3][1] is not None and found[3][1][:, :, :650].isneginf().all()
+    assert found[3][1] is not None and found[3][1][:, 0, :650].isneginf().all()

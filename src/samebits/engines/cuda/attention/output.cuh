@@ -61,15 +61,42 @@ DEVICE float logsumexp(float m, float l) {
   return m == NOTHING ? NOTHING : y == y ? y : __int_as_float(0x7FFFFFFF);
 }
 
+constexpr float EXP2[7] = {0x1.417a70p-13f, 0x1.5f0948p-10f, 0x1.3b2dd2p-7f, 0x1.c6af7ap-5f,
+                           0x1.ebfbdcp-3f,  0x1.62e430p-1f,  1.0f};
+
+// 2^x for -1 < x <= 0 (contract/functions.py).
+DEVICE float exp2_of_fraction(float x) {
+  const float z = x + 12582912.0f, f = x - (z - 12582912.0f);
+  float y = EXP2[0];
+#pragma unroll
+  for (int i = 1; i < 7; ++i) y = __fmaf_rn(y, f, EXP2[i]);
+  return y * __uint_as_float((__float_as_uint(z) << 23) + 0x3F800000);
+}
+
+// A sink's logit folded in after all leaves: it has a weight and no value. Gives what o is multiplied by.
+DEVICE float fold_sink(float logit, float& m, float& l) {
+  const float x = logit * 0x1.715476p+0f, own = ceilf(x), top = max_nan(m, own);
+  if (x == NOTHING) return 1.0f;
+  const float by = m == top ? 1.0f : power(m - top);
+  l = __fmaf_rn(l, by, exp2_of_fraction(x - own) * power(own - top));
+  m = top;
+  return by;
+}
+
 DEVICE float* lse_of(const Arguments& a, const Work& w, int row) {
   return a.lse + (a.query_starts ? 0 : w.batch * a.lse_stride_b) + w.head * a.lse_stride_h +
          (w.query_base + row) * a.lse_stride_t;
 }
 
 // Quotients to memory, through this warp's part of the total's place so that lines leave whole.
-DEVICE void store(const Arguments& a, const Work& w, float (&o)[ACC], const float (&l)[4],
-                  const float (&m)[2], u32 staging, int row) {
+DEVICE void store(const Arguments& a, const Work& w, float (&o)[ACC], float (&l)[4], float (&m)[2],
+                  u32 staging, int row) {
   const int lane = threadIdx.x & 31;
+  if (a.sinks) {
+    const float logit = a.sinks[w.head];
+    const float by[2] = {fold_sink(logit, m[0], l[0]), fold_sink(logit, m[1], l[2])};
+    rescale(o, by);
+  }
   if (a.lse && lane % 4 == 0) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -127,11 +154,13 @@ DEVICE void store(const Arguments& a, const Work& w, float (&o)[ACC], const floa
 
 // +0 for all rows of the work, which see no key.
 DEVICE void store_nothing(const Arguments& a, const Work& w) {
+  float m = NOTHING, l = 0;
+  if (a.sinks && a.lse) fold_sink(a.sinks[w.head], m, l);
   constexpr int CHUNKS = D / 8;
   for (int i = threadIdx.x - 128; i < ROWS * CHUNKS; i += 128 * GROUPS) {
     const int row = w.row + i / CHUNKS;
     if (row >= w.rows) continue;
     *(uint4*)(place_of(a, w, row) + i % CHUNKS * 8) = make_uint4(0, 0, 0, 0);
-    if (a.lse && i % CHUNKS == 0) *lse_of(a, w, row) = NOTHING;
+    if (a.lse && i % CHUNKS == 0) *lse_of(a, w, row) = logsumexp(m, l);
   }
 }

@@ -128,10 +128,9 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     // The scores of block i to p and p1, when nothing of this warpgroup is under way. In one piece without
     // branches: conversions, maxima and the rescaling fill the gaps between the exponentials. `maybe`:
     // some row may see the block only in part.
-    const auto weigh = [&](int i, bool first, bool maybe) __attribute__((always_inline)) {
+    const auto weigh = [&](int i, bool first, bool fresh, bool maybe) __attribute__((always_inline)) {
       const u32 stage = used % STAGES, next = (used + 1) % STAGES;
-      const bool fresh = first || i % BLOCKS_PER_LEAF == 0, partly = maybe && w.partly(i);
-      const bool follows = i + 1 < w.blocks;
+      const bool partly = maybe && w.partly(i), follows = i + 1 < w.blocks;
       release(bars + 8 * (K_EMPTY + stage));
       if (!first) release(bars + 8 * (V_EMPTY + next));
       if (!follows) release_queries();
@@ -140,34 +139,32 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
       } else if (partly) {
         mask<false>(s, seen_from(KEYS * i + column));
       }
-      const bool value_here = barrier_test(bars + 8 * (V_FULL + stage), used / STAGES & 1);
-      const bool key_here = barrier_test(bars + 8 * (K_FULL + next), (used + 1) / STAGES & 1);
+      values_now = value_tile(stage);
+      keys_next = key_tile(next);
+      const bool here = barrier_test(bars + 8 * (V_FULL + stage), used / STAGES & 1) &
+                        (barrier_test(bars + 8 * (K_FULL + next), (used + 1) / STAGES & 1) | !follows);
       Leaf before = leaf;
       float top[2], origin[2], origin1[2], shrink0[2];
+      if (fresh && !first) clear_skipped(o, before);
       if (fresh) leaf.m[0] = leaf.m[1] = NOTHING;
       maxima<0>(s, a.factor, top);
       raise(leaf, top, shrink0, origin);
       weights<0>(s, origin, p, a.factor);
+      if (fresh && !first) fold<false>(o, l, before, total);
       maxima<1>(s, a.factor, top);
       raise(leaf, top, shrink, origin1);
       shrinks = __any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f);
       weights<1>(s, origin1, p1, a.factor);
-      if (!first) {
-        if (fresh) shrink0[0] = shrink0[1] = 1.0f;
-        rescale(o, l, shrink0);
-      }
+      if (!fresh) rescale(o, l, shrink0);
       touch(p);
       touch(p1);
       touch(o);
       touch(l);
-      if (!first && fresh)
-        fold<true>(o, l, before, total, i / BLOCKS_PER_LEAF == w.first / BLOCKS_PER_LEAF + 1);
       add = !fresh;
-      values_now = value_tile(stage);
-      keys_next = key_tile(next);
-      asm volatile("" : "+r"(values_now.low), "+r"(keys_next.low));  // before the turn, not in it
-      if (!value_here) barrier_wait(bars + 8 * (V_FULL + stage), used / STAGES & 1);
-      if (follows && !key_here) barrier_wait(bars + 8 * (K_FULL + next), (used + 1) / STAGES & 1);
+      if (!here) {
+        barrier_wait(bars + 8 * (V_FULL + stage), used / STAGES & 1);
+        if (follows) barrier_wait(bars + 8 * (K_FULL + next), (used + 1) / STAGES & 1);
+      }
       if (partly) {
         barrier_wait(bars + 8 * (V_INSPECTED + stage), inspected >> stage & 1);
         inspected ^= 1 << stage;
@@ -192,7 +189,7 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     // The last block's values, with block i's scores around the rescaling between their steps, so that the
     // tensor core has something to do. What it has been given is done when the other warpgroup's
     // comes: issuing a product waits for the one but two before.
-    const auto advance_to = [&](int i, bool maybe) __attribute__((always_inline)) {
+    const auto advance_to = [&](int i, bool fresh, bool maybe) __attribute__((always_inline)) {
       group_sync(TURN + group, 256);
       issue_first();
       touch(s);
@@ -212,13 +209,22 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
       touch(o);
       touch(l);
       ++used;
-      weigh(i, false, maybe);
+      weigh(i, false, fresh, maybe);
     };
-    weigh(w.first, true, true);
+    const bool folds = (w.blocks - 1) / BLOCKS_PER_LEAF > w.first / BLOCKS_PER_LEAF;
+    if (folds) clear(total);
+    weigh(w.first, true, true, true);
     int i = w.first + 1;
-    if (!a.window)
-      for (const int whole = w.whole / KEYS; i < whole; ++i) advance_to(i, false);
-    for (; i < w.blocks; ++i) advance_to(i, true);
+    if (!a.window) {
+      for (const int whole = w.whole / KEYS; i < whole; ++i) {
+        if (i % BLOCKS_PER_LEAF) {
+          advance_to(i, false, false);
+        } else {
+          advance_to(i, true, false);
+        }
+      }
+    }
+    for (; i < w.blocks; ++i) advance_to(i, i % BLOCKS_PER_LEAF == 0, true);
     // The last block's values, then the next work's first scores, which hide this work's end. After
     // the last work they are scores of nothing that nobody reads.
     issue_first();
@@ -237,7 +243,10 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     touch(o);
     touch(l);
     release(bars + 8 * (V_EMPTY + last));
-    if ((w.blocks - 1) / BLOCKS_PER_LEAF > w.first / BLOCKS_PER_LEAF) fold<false>(o, l, leaf, total, false);
+    if (folds) {
+      clear_skipped(o, leaf);
+      fold<true>(o, l, leaf, total);
+    }
     store(a, w, o, l, leaf.m, staging, first + 16 * warp);
     wgmma_wait<0>();
     touch(s);
@@ -249,12 +258,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(128 * (1 
     attention_prefill(TENSOR(q), TENSOR(k), TENSOR(v), u16* out, long long out_stride_b,
                       long long out_stride_h, long long out_stride_t, const int* query_starts,
                       const int* key_starts, const int* positions, int query_length,
-                      int key_length, int position, int sequences, int section, int window, float* lse,
+                      int key_length, int position, int sequences, int section, int window, const float* sinks, float* lse,
                       long long lse_stride_b, long long lse_stride_h, long long lse_stride_t,
                       float factor) {
   const Arguments a = {out, out_stride_b, out_stride_h, out_stride_t, query_starts, key_starts,
                        positions, query_length, key_length, position, sequences, q_h, q_h / k_h,
-                       window, lse, lse_stride_b, lse_stride_h, lse_stride_t, section, factor};
+                       window, sinks, lse, lse_stride_b, lse_stride_h, lse_stride_t, section, factor};
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
   if (threadIdx.x == 0) {

@@ -60,6 +60,7 @@ def prefill(
     key_starts: torch.Tensor | None = None,
     lengths: tuple[int, int] | None = None,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> None:
     """Attention of `q` over `k` and `v` into `out`, on the current stream.
@@ -74,6 +75,7 @@ def prefill(
         query_starts, key_starts: int32 [sequences + 1], rows before each packed sequence.
         lengths: rows and keys of the longest packed sequence, or more.
         window: a row sees keys less than this away from its own position; 0: all.
+        sinks: fp32 [h], a logit that takes part in every row's denominator, or None.
         lse: fp32 [b, h, t] for the logsumexps of the rows, packed alike, or None.
     """
     if out.numel() == 0:
@@ -91,7 +93,7 @@ def prefill(
     run(
         (blocks,), Boxes(q, ROWS), Boxes(k, _KEYS // cluster), Boxes(v, _KEYS // cluster),
         out, *out.stride()[:3], query_starts, key_starts, positions, rows, keys, position,
-        sequences, section, window, lse, *((0, 0, 0) if lse is None else lse.stride()),
+        sequences, section, window, sinks, lse, *((0, 0, 0) if lse is None else lse.stride()),
         scale * _LOG2E,
     )  # fmt: skip
 
@@ -117,7 +119,7 @@ def cubin(values: dict[str, int]) -> bytes:
 @functools.cache
 def _launcher(d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int) -> Any:
     keys = boxes_of(dtype, _KEYS // cluster)
-    slots = (boxes_of(dtype, ROWS), keys, keys, *(WORD,) * 17, REAL)
+    slots = (boxes_of(dtype, ROWS), keys, keys, *(WORD,) * 18, REAL)
     values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster)
     return launcher(
         "attention_prefill", lambda: cubin(values), slots, threads=_THREADS, shared=_shared(d)

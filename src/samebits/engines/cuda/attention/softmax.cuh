@@ -67,11 +67,14 @@ DEVICE void mask(float (&s)[64], const Seen& seen) {
 }
 
 template <int N>
-DEVICE void rescale(float (&o)[N], float (&l)[4], const float (&by)[2]) {
+DEVICE void rescale(float (&o)[N], const float (&by)[2]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) o[i] *= by[i / 2 & 1];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) l[i] *= by[i / 2 & 1];
+}
+
+DEVICE void rescale(float (&o)[ACC], float (&l)[4], const float (&by)[2]) {
+  rescale(o, by);
+  rescale(l, by);
 }
 
 DEVICE void clear(float (&o)[ACC], float (&l)[4]) {
@@ -91,45 +94,53 @@ struct Total {
 // Factors of total and leaf in the fold. -0 makes a side that has seen no key exactly nothing.
 DEVICE void fold_factors(const Total& total, const Leaf& leaf, int r, float& old, float& now) {
   const float top = max_nan(total.m[r], leaf.m[r]);
-  now = leaf.m[r] == NOTHING ? -0.0f : power(leaf.m[r] - top);
-  old = total.m[r] == NOTHING && leaf.m[r] != NOTHING ? -0.0f
-        : total.m[r] == top                           ? 1.0f
-                                                      : power(total.m[r] - top);
+  const float before = power(total.m[r] - top), after = power(leaf.m[r] - top);
+  const bool skip = leaf.m[r] == NOTHING;
+  now = skip ? -0.0f : after;
+  old = total.m[r] == top ? 1.0f : before;
+  old = total.m[r] == NOTHING && !skip ? -0.0f : old;
 }
 
-// o and l of all leaves so far, the running one included: into registers, then into `total` if kept.
-template <bool KEEP>
-DEVICE void fold(float (&o)[ACC], float (&l)[4], Leaf& leaf, Total& total, bool first) {
+// Every score of a row in the leaf is -Inf: no NaN may be left of 0 * Inf.
+DEVICE void clear_skipped(float (&o)[ACC], const Leaf& leaf) {
   const bool none[2] = {leaf.m[0] == NOTHING, leaf.m[1] == NOTHING};
-  if (__any_sync(~0u, none[0] || none[1])) {  // every score is -Inf: no NaN may be left of 0 * Inf
+  if (!__any_sync(~0u, none[0] || none[1])) return;
 #pragma unroll
-    for (int i = 0; i < ACC; ++i) o[i] = none[i / 2 & 1] ? 0.0f : o[i];
+  for (int i = 0; i < ACC; ++i) o[i] = none[i / 2 & 1] ? 0.0f : o[i];
+}
+
+// Nothing has been seen.
+DEVICE void clear(Total& total) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    total.l[r] = 0;
+    total.m[r] = NOTHING;
   }
-  if (!first) {
-    float old[2], now[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      fold_factors(total, leaf, r, old[r], now[r]);
-      l[2 * r] = __fmaf_rn(total.l[r], old[r], l[2 * r] * now[r]);
-      leaf.m[r] = max_nan(total.m[r], leaf.m[r]);
-    }
+  for (int i = 0; i < ACC / 4; ++i) total.o[128 * i] = make_float4(0, 0, 0, 0);
+}
+
+// o and l of all leaves so far, the running one included: into `total`, or into registers if it is the last.
+// Without branches, so that it can run beside exponentials.
+template <bool LAST>
+DEVICE void fold(float (&o)[ACC], float (&l)[4], Leaf& leaf, Total& total) {
+  float old[2], now[2];
 #pragma unroll
-    for (int i = 0; i < ACC / 4; ++i) {
-      const float4 before = total.o[128 * i];
-      o[4 * i] = __fmaf_rn(before.x, old[0], o[4 * i] * now[0]);
-      o[4 * i + 1] = __fmaf_rn(before.y, old[0], o[4 * i + 1] * now[0]);
-      o[4 * i + 2] = __fmaf_rn(before.z, old[1], o[4 * i + 2] * now[1]);
-      o[4 * i + 3] = __fmaf_rn(before.w, old[1], o[4 * i + 3] * now[1]);
-    }
+  for (int r = 0; r < 2; ++r) {
+    fold_factors(total, leaf, r, old[r], now[r]);
+    l[2 * r] = __fmaf_rn(total.l[r], old[r], l[2 * r] * now[r]);
+    leaf.m[r] = max_nan(total.m[r], leaf.m[r]);
+    if (LAST) continue;
+    total.l[r] = l[2 * r];
+    total.m[r] = leaf.m[r];
   }
-  if (KEEP) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      total.l[r] = l[2 * r];
-      total.m[r] = leaf.m[r];
-    }
-#pragma unroll
-    for (int i = 0; i < ACC / 4; ++i)
-      total.o[128 * i] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+  for (int i = 0; i < ACC / 4; ++i) {
+    const float4 before = total.o[128 * i];
+    o[4 * i] = __fmaf_rn(before.x, old[0], o[4 * i] * now[0]);
+    o[4 * i + 1] = __fmaf_rn(before.y, old[0], o[4 * i + 1] * now[0]);
+    o[4 * i + 2] = __fmaf_rn(before.z, old[1], o[4 * i + 2] * now[1]);
+    o[4 * i + 3] = __fmaf_rn(before.w, old[1], o[4 * i + 3] * now[1]);
+    if (!LAST) total.o[128 * i] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
   }
 }

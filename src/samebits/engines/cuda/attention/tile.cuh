@@ -30,6 +30,7 @@ struct Arguments {
   int position;                   // of the first row where `positions` is null and nothing is packed
   int sequences, heads, group;    // query heads, and how many of them share a KV head
   int window;                     // a row sees keys less than this away from its own; 0: all
+  const float* sinks;             // [h] logits, or null
   float* lse;                     // [b, h, t] logsumexps with the strides below, or null
   long long lse_stride_b, lse_stride_h, lse_stride_t;
   int section;                    // heads (of all sequences) whose K and V share the L2 at a time

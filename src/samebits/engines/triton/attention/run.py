@@ -198,7 +198,7 @@ def _prefill(
         where: the sequences, as `prefill.prefill` takes them.
     """
     wanted, o = schedule.prefill, options
-    special = (o.softcap, o.sinks, o.k_scale, o.v_scale)
+    special = (o.softcap, o.k_scale, o.v_scale)
     if wanted is None or tiles < wanted.tiles or any(x is not None for x in special):
         return False
     wide = any(isinstance(x, torch.Tensor) and x.dtype is not torch.int32 for x in where.values())
@@ -206,7 +206,7 @@ def _prefill(
         return False
     prefill.prefill(
         contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, window=o.window or 0,
-        lse=lse, **where,
+        sinks=o.sinks, lse=lse, **where,
     )  # fmt: skip
     return True
 
