@@ -85,6 +85,13 @@ def test_leaves_that_a_row_sees() -> None:
             assert most <= leaves_seen(512, keys, window) <= most + 1
 
 
+def test_where_a_schedule_takes_work() -> None:
+    schedule = DecodeSchedule()
+    assert schedule.spreads(8, 4) and schedule.spreads(32, 1) and schedule.spreads(8, 0)
+    assert not schedule.spreads(9, 4) and not schedule.spreads(11, 3) and not schedule.spreads(1, 5)
+    assert schedule.runs(64, 16) and not schedule.runs(65, 16) and not schedule.runs(8, 3)
+
+
 def test_takes_few_rows_and_whole_pieces() -> None:
     q, k, v = operands(2, 8, 2, 64, 128, torch.bfloat16)
     c = contract(q.dtype)

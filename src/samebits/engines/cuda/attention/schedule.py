@@ -25,23 +25,23 @@ class DecodeSchedule(Schedule, tag="cuda.decode", frozen=True, kw_only=True):
     """How decoding runs, and for how much work. A lane is a KV head of a sequence.
 
     Attributes:
-        clusters: up to so many lanes ...
-        spread: ... whose rows see so many leaves or fewer: each lane is a cluster's (`spread`).
-        most: up to so many lanes ...
-        leaves: ... whose rows see so many leaves or more: blocks walk runs of leaves (`decode`).
-            More lanes fill the processors without help.
+        spread: lanes whose rows see so many leaves or fewer are each a cluster's (`spread`) ...
+        places: ... if their leaves, rounded up to a power of two, are no more than this in all.
+        leaves: else, where rows see so many leaves or more, blocks walk runs of them (`decode`) ...
+        most: ... for up to so many lanes; more fill the processors without help.
         blocks: that share the leaves, about.
     """
 
-    clusters: int = 16
     spread: int = 4
+    places: int = 32
+    leaves: int = 4
     most: int = 64
-    leaves: int = 8
     blocks: int = 132
 
     def spreads(self, lanes: int, leaves: int) -> bool:
         """Whether the leaves of each lane are spread over a cluster."""
-        return lanes <= self.clusters and leaves <= self.spread
+        places = 1 << max(0, leaves - 1).bit_length()
+        return leaves <= self.spread and lanes * places <= self.places
 
     def runs(self, lanes: int, leaves: int) -> bool:
         """Whether blocks walk runs of the leaves."""
