@@ -64,6 +64,18 @@ def test_random_trees_from_triples(seed: int, leaves: int) -> None:
     assert reconstruct(PositiveOracle(leaves, meeting_first(tree))) == tree
 
 
+def test_copies_that_are_none_are_seen() -> None:
+    """Pairs and triples from a queue: many groups are shifted copies, but for a leaf or two."""
+    for seed in range(4, 400, 26):
+        rng, live, nodes = np.random.default_rng(seed), list(range(129)), []
+        while len(live) > 1:
+            fan = int(rng.integers(2, 4))
+            nodes.append(tuple(live[:fan]))
+            live = [*live[fan:], 128 + len(nodes)]
+        tree = RevealedTree.of(129, nodes)
+        assert reconstruct(SignedOracle(129, counting(tree), 1 << 20)) == tree
+
+
 @pytest.mark.parametrize("capacity", [256, 1 << 20])
 @pytest.mark.parametrize("leaves", [1024, 3000])
 @pytest.mark.parametrize("text", CONTRACTS)

@@ -40,6 +40,10 @@ class Oracle(Protocol):
     def probes(self) -> int:
         """Sums that were looked at."""
 
+    @property
+    def verifiable(self) -> int:
+        """Pairs of neighbours that are cheap enough to verify."""
+
     def order(self, pivot: int, others: Integers) -> list[Integers]:
         """`others` in groups that meet `pivot` in one operation, the innermost first.
 
@@ -75,6 +79,11 @@ class SignedOracle:
         self.probes = 0
         self._count = count
         self._rng = np.random.default_rng(seed)
+
+    @property
+    def verifiable(self) -> int:
+        """See `Oracle`: fewer where each needs units of its own."""
+        return self.leaves // (2 if self.leaves <= self.capacity else 8)
 
     def _outside(self, i: Integers, j: Integers, units: Bools, which: Integers) -> Integers:
         self.probes += len(i)
@@ -196,6 +205,11 @@ class PositiveOracle:
         self.probes = 0
         self._together = together
         self._rng = np.random.default_rng(seed)
+
+    @property
+    def verifiable(self) -> int:
+        """See `Oracle`: each needs two probes with leaves of its own."""
+        return self.leaves // 8
 
     def _ask(self, i: npt.ArrayLike, j: npt.ArrayLike, k: npt.ArrayLike) -> Bools:
         i, j, k = (np.array(x) for x in np.broadcast_arrays(i, j, k))

@@ -17,7 +17,8 @@ from samebits.errors import RevealError
 from samebits.reveal.oracle import Oracle
 from samebits.reveal.tree import Integers, RevealedTree
 
-#: Pairs that are verified in each copy of a subtree, and at most at random across the tree.
+#: Pairs that are verified in each copy of a subtree beside its neighbours, and at most at random
+#: across the tree.
 PAIRS_A_COPY, RANDOM_PAIRS = 2, 64
 #: Among few leaves shapes are alike by chance: smaller trees are probed without guesses, and so
 #: are groups of fewer leaves, unless they are so few that all their pairs can be verified.
@@ -180,16 +181,19 @@ def verify(
     j = (i + rng.integers(1, tree.leaves, some)) % tree.leaves
     left = rng.integers(0, tree.leaves - 1, some // 2)
     pairs = [np.stack([i, j], 1), np.stack([left, left + 1], 1)]
-    pairs += [_pairs_in(leaves, rng) for leaves in copies]
+    share = oracle.verifiable / max(sum(map(len, copies)), 1)
+    pairs += [_pairs_in(leaves, share, rng) for leaves in copies]
     chosen = np.concatenate(pairs)
     return bool(oracle.contradicted(tree, chosen[:, 0], chosen[:, 1]).any())
 
 
-def _pairs_in(leaves: Integers, rng: np.random.Generator) -> Integers:
-    """Pairs of different leaves, [P, 2]: all of a few leaves, some of many."""
+def _pairs_in(leaves: Integers, share: float, rng: np.random.Generator) -> Integers:
+    """Pairs of different leaves, [P, 2]: all of a few leaves; a share of the neighbours of many."""
     if len(leaves) <= FEW:
         return _all_pairs(leaves)
-    return np.stack([rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)])
+    at = rng.permutation(len(leaves) - 1)[: int(share * len(leaves))]
+    apart = [rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)]
+    return np.concatenate([np.stack([leaves[at], leaves[at + 1]], 1), np.stack(apart)])
 
 
 def _all_pairs(leaves: Integers) -> Integers:

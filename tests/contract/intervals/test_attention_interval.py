@@ -102,3 +102,11 @@ def test_less_precision_is_outside() -> None:
     assert i.contains(coarse).mean() < 0.05
     with pytest.raises(ContractError, match="use one of 'contract', 'any'"):
         CPU.interval(q, k, v, order="split")
+
+
+def test_scores_of_minus_infinity_are_no_mask() -> None:
+    q, k, v = qkv(2, 1)
+    k = torch.full_like(k, -torch.inf) * q[:, :1].sign()
+    i = CPU.interval(q[:, :1], k, v, order="any")
+    assert np.isnan(np.asarray(CPU.evaluate(q[:, :1], k, v))).all()
+    assert (i.first == -np.inf).all() and (i.last == np.inf).all()

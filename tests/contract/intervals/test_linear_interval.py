@@ -260,3 +260,14 @@ def test_refusals() -> None:
         CPU.interval(x, w, out_dtype="bf16")
     with pytest.raises(ShapeError):
         CPU.interval(x, w[:, :4])
+
+
+def test_subnormals_set_the_grid_as_the_smallest_normal_number() -> None:
+    """Their products are far smaller than what the others are cut off for."""
+    rng = np.random.default_rng(0)
+    x = np.ldexp(rng.integers(1, 4, (6, 40)), rng.integers(-24, -22, (6, 40))).astype(np.float32)
+    w = nx.round_to(rng.standard_normal((7, 40)).astype(np.float32), "fp16")
+    contract = LinearContract(Chain(), hopper_mma("fp16"), "fp16", "fp16")
+    y = np.array(contract.evaluate(x, w))
+    for keywords in ({"replay": False}, {"order": "split"}, {"order": "any"}):
+        assert contract.interval(x, w, **keywords).contains(y).all()

@@ -99,3 +99,22 @@ def test_refusals() -> None:
         contract.interval(np.ones((2, 2), np.float32), order="split")
     with pytest.raises(ShapeError):
         contract.interval(np.float32(1))
+
+
+@pytest.mark.parametrize("op", ["mean", "std", "norm", "rms_norm", "layer_norm"])
+def test_overflow_on_the_way_certifies_nothing(op: str) -> None:
+    """What the squares, or the sum, of these come to has no fp32 number; the exact result has."""
+    x = np.array([[3e38, 3e38, -1e37, 1.0]], np.float32)
+    own = RowContract(op, "fp32", "fp32")
+    i = own.interval(x, eps=EPS, order="any")
+    y = np.asarray(own.evaluate(x, eps=EPS))
+    assert (i.contains(y) | np.isnan(y)).all()
+    assert np.isinf(i.first).all() and np.isinf(i.last).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_masked_place_beside_nan_is_not_certain(bad: float) -> None:
+    x = np.array([[-np.inf, bad, 1.0], [-np.inf, 2.0, 1.0]], np.float32)
+    i = RowContract("softmax", "fp32", "fp32").interval(x, order="any")
+    assert (i.first[0] == -np.inf).all() and (i.last[0] == np.inf).all()
+    assert i.first[1, 0] == i.last[1, 0] == 0

@@ -78,7 +78,8 @@ def _head(
     do: Steps,
 ) -> Ball:
     """One head: q [T, D], k [S, D], v [S, Dv], seen [T, S] -> [T, Dv]."""
-    x = _exponents(contract, call, bounds.mass(q, k, counted=True), bias, do)
+    scores = bounds.mass(q, k, contract.arithmetic, counted=True)
+    x = _exponents(contract, call, scores, bias, do)
     if call.sink is not None:  # one more key, without a value
         sink = do.add(Ball.exactly(np.full((len(q), 1), call.sink)), Ball.exactly(np.zeros(1)))
         x = Ball(np.hstack([x.center, sink.center]), np.hstack([x.radius, sink.radius]))
@@ -129,6 +130,8 @@ def _exponents(
     if cap is not None:
         z = x.center / cap
         x = ball(cap * np.tanh(z), x.radius + cap * (8 * do.unit + 2.0**-49))
+    # -Inf says "not seen" only in a bias.
+    x = Ball(np.where(np.isfinite(x.center), x.center, np.nan), x.radius)
     if bias is not None:
         x = do.add(x, Ball.exactly(bias))
         x = x.wider(2 * do.unit * np.where(np.isfinite(bias), np.abs(bias), 0))
@@ -153,7 +156,7 @@ def _least(contract: AttentionContract, do: Steps) -> float:
 
 def _sum_error(contract: AttentionContract, weight: F64, v: F64, do: Steps) -> F64:
     """How far a computed sum of weight [T, S] times v [S, C] may be from the exact one."""
-    of = bounds.mass(weight, v.T, counted=True)
+    of = bounds.mass(weight, v.T, contract.arithmetic, counted=True)
     if not do.unit:
         return of.total.radius
     # Leaves of keys that are seen need not begin where a block does.

@@ -22,6 +22,8 @@ _FP64, _FP64_FUNCTION = 2.0**-52, 2.0**-49
 _SLACK = 1 + 2.0**-44
 #: Added to every radius that is not zero: no underflow of a radius goes unseen.
 _LEAST = 2.0**-1060
+#: Numbers below it are finite in fp32, however they are rounded.
+_OVERFLOW = 2.0**128 * (1 - 2.0**-24)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,11 @@ class Steps:
 
     def _rounded(self, center: F64, radius: Array | float) -> Ball:
         exact = ball(center, radius)
-        return exact.wider(self.unit * exact.largest + self.tiny) if self.unit else exact
+        if not self.unit:
+            return exact
+        held = exact.wider(self.unit * exact.largest + self.tiny)
+        # Nothing is known of what follows on an overflow, which may be a 0 or a NaN again.
+        return Ball(held.center, np.where(held.largest < _OVERFLOW, held.radius, np.inf))
 
     def add(self, a: Ball, b: Ball) -> Ball:
         """a + b."""
@@ -154,6 +160,7 @@ class Steps:
         largest = ((mass * (1 + n * _FP64) + np.abs(total.center)) / 2 + total.radius) * _SLACK
         share = (n - 1) * self.unit
         lost = (share * largest + n * self.tiny) / (1 - share) if share < 0.5 else np.inf * largest
+        lost = np.where(largest + lost < _OVERFLOW, lost, np.inf)
         return total.wider(lost)
 
     def squares(self, a: Ball) -> Ball:

@@ -46,7 +46,8 @@ class Mass:
     Attributes:
         total: the exact sum, [M, N], with the radius of its computation in fp64.
         positive, negative: upper bounds of P and N.
-        largest: an upper bound of every product's magnitude.
+        largest: an upper bound of every product's magnitude, and of what it counts as where a
+            block sets its grid.
         ups, downs: how many products are positive, and negative.
         terms: how many products there are.
     """
@@ -60,13 +61,16 @@ class Mass:
     terms: int
 
 
-def mass(x: F32 | F64, w: F32 | F64, *, counted: bool = False) -> Mass:
+def mass(
+    x: F32 | F64, w: F32 | F64, arithmetic: Arithmetic | None = None, *, counted: bool = False
+) -> Mass:
     """The `Mass` of x [M, K] and w [N, K]; products are exact in fp64, their sum nearly.
 
     In any order, an fp64 sum of K numbers is within K 2^-53 of the sum of their magnitudes
     (Jeannerod and Rump, "Improved error bounds for inner products", 2013).
 
     Args:
+        arithmetic: of the steps that take the products; None where only the exact sum is wanted.
         counted: also count the signs (else every product counts as both).
     """
     terms = x.shape[1]
@@ -77,8 +81,12 @@ def mass(x: F32 | F64, w: F32 | F64, *, counted: bool = False) -> Mass:
         radius = magnitude * (terms + 1) * 2.0**-52
         positive = (magnitude + total) / 2 + radius
         negative = (magnitude - total) / 2 + radius
-        largest = np.abs(x64).max(1, initial=0)[:, None] * np.abs(w64).max(1, initial=0)
-        largest = np.minimum(largest * (1 + 2.0**-50), np.maximum(positive, negative))
+        a, b = np.abs(x64).max(1, initial=0)[:, None], np.abs(w64).max(1, initial=0)
+        largest = np.minimum(a * b * (1 + 2.0**-50), np.maximum(positive, negative))
+        if isinstance(arithmetic, BlockFma):
+            # Subnormals set the grid as the smallest normal number would.
+            p, q = _subnormal(x64, arithmetic)[:, None], _subnormal(w64, arithmetic)
+            largest = np.maximum(largest, np.maximum(p * np.maximum(b, q), np.maximum(a, p) * q))
         if counted:
             signs = (np.sign(x) @ np.sign(w).T).astype(np.float64)
             nonzero = ((x != 0).astype(np.float32) @ (w != 0).astype(np.float32).T).astype(
@@ -88,6 +96,13 @@ def mass(x: F32 | F64, w: F32 | F64, *, counted: bool = False) -> Mass:
         else:
             ups = downs = np.full_like(total, terms)
     return Mass(Ball(total, radius), positive, negative, largest, ups, downs, terms)
+
+
+def _subnormal(x: F64, arithmetic: BlockFma) -> F64:
+    """For each row the smallest normal number of the format if it has a subnormal one, or 0."""
+    normal = 2.0**arithmetic.format.min_exponent
+    has = np.logical_or.reduce((x != 0) & (np.abs(x) < normal), 1)
+    return np.where(has, normal, 0.0)
 
 
 @dataclass(frozen=True)
@@ -207,7 +222,7 @@ def chains(x: F32, w: F32, arithmetic: Arithmetic, *, split: bool = False) -> tu
     largest = zero
     for start in range(0, x.shape[1], _CHUNK):
         at = slice(start, min(start + _CHUNK, x.shape[1]))
-        here = mass(x[:, at], w[:, at], counted=counted)
+        here = mass(x[:, at], w[:, at], arithmetic, counted=counted)
         above = prefix.center + prefix.radius + here.positive
         below = prefix.center - prefix.radius - here.negative
         # A leaf that began at an earlier prefix holds the difference of two prefixes.

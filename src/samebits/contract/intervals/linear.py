@@ -219,7 +219,7 @@ def _any_of(contract: LinearContract, x: F32, w: F32, c: F32 | None) -> tuple[Ba
     def steps(_: Leaf, start: int, stop: int) -> int:
         return -(-(stop - start) // block)
 
-    of = bounds.mass(x, w, counted=block > 1)
+    of = bounds.mass(x, w, contract.arithmetic, counted=block > 1)
     count = max(reduce(contract.tree, 0, x.shape[1], steps, int.__add__), -(-x.shape[1] // block))
     if c is not None:
         size = np.abs(c.astype(np.float64))

@@ -81,7 +81,7 @@ def _exponential(op: str, do: Steps, x: F32) -> Ball:
     s = do.sum(e)
     if op == "softmax":
         y = do.over(e, _column(s))
-        zero = ~seen & seen.any(-1, keepdims=True)
+        zero = ~seen & np.isfinite(top)[..., None]  # without a NaN or Inf, which are everywhere
         return Ball(np.where(zero, 0, y.center), np.where(zero, 0, y.radius))
     if op == "logsumexp":
         return do.add(do.log(s), m)
