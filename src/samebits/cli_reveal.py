@@ -49,7 +49,7 @@ def reveal(
         str | None, typer.Option(help="how module:function is called: like sum, linear, ...")
     ] = None,
     samebits: Annotated[
-        bool, typer.Option("--samebits", help="with the switch on: torch's name, our operation")
+        bool, typer.Option("--samebits", help="turn the switch on: trees of samebits, not of stock")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print what was found as JSON")] = False,
     svg: Annotated[
@@ -58,7 +58,7 @@ def reveal(
 ) -> None:
     """Show the reduction tree of an operation, and which numbers of rows share it.
 
-    Exit status: 0 found, 1 rows or numbers of rows differ, 2 could not be revealed.
+    Exit status: 0 one tree, 1 the rows or the numbers of rows have several, 2 could not be revealed.
     """
     from rich.console import Console
 

@@ -190,7 +190,7 @@ class Explanation:
         where = self.place
         op = (where.op or "").removesuffix(".default") if where else ""
         place = " in ".join(filter(None, (op, where.module if where else "")))
-        return f"{self.target}: {KINDS[self.kind].title} at {place or 'the whole'}"
+        return f"{self.target}: {KINDS[self.kind].title} at {place or 'the model itself'}"
 
     @property
     def should(self) -> str:

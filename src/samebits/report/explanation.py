@@ -30,7 +30,7 @@ def lines(found: Explanation) -> Iterator[tuple[str, str]]:
     if place is not None:
         op = (place.op or "").removesuffix(".default")
         kind = f" ({place.module_kind})" if place.module_kind else ""
-        module = f"{place.module or 'the whole'}{kind}"
+        module = f"{place.module or 'the model itself'}{kind}"
         yield "where", f"{op} in {module}" if op else module
         if place.site:
             yield "called at", place.site
@@ -133,7 +133,8 @@ def _factors(factors: tuple[Factor, ...]) -> str:
         return ""
     rows = "".join(
         f"<tr><td>{escape(f.name)}</td><td>{escape(f.change)}</td><td>"
-        f'<svg width="11" height="11"><rect width="11" height="11" class="{MOODS[f.outcome]}"/>'
+        f'<svg class="dot" width="11" height="11"><rect width="11" height="11" '
+        f'class="{MOODS[f.outcome]}"/>'
         f"</svg> {OUTCOMES[f.outcome]}{'<small>' + escape(f.note) + '</small>' if f.note else ''}"
         "</td></tr>"
         for f in factors

@@ -42,6 +42,8 @@ def show(kinds: Sequence[Kind], console: Console, files: Sequence[Path]) -> None
         where = "; ".join(_where(kind))
         if len(kinds) > 1:
             line(f"tree {number} of {len(kinds)}: {where}", "bold")
+        elif len(kind.whole) > 1:
+            line(f"one tree: {where}", "bold")
         line(kind.found.describe())
     for path in files:
         line(f"written {path}")
@@ -51,7 +53,7 @@ def _where(kind: Kind) -> Iterator[str]:
     if kind.whole:
         yield f"m = {spans(kind.whole)}"
     for m, rows in kind.partly.items():
-        yield f"rows {spans(rows)} of m = {m}"
+        yield f"row{'s' if len(rows) > 1 else ''} {spans(rows)} of m = {m}"
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ def test_stock_products_are_told_by_their_trees() -> None:
         return
     assert found.kind == "reordering"
     first, second = found.trees
-    assert first.startswith("1 rows: ") and second.startswith("16 rows: ")
+    assert first.startswith("1 row: ") and second.startswith("16 rows: ")
     assert first.partition(": ")[2] != second.partition(": ")[2]
 
 

@@ -270,7 +270,7 @@ class Isolation:
             order = [(y.place - x.place + i) % y.count for i in range(x.count)]
             yield from self._try(
                 "rows",
-                f"{x.count} rows instead of {y.count}",
+                f"{x.count} {'row' if x.count == 1 else 'rows'} instead of {y.count}",
                 lambda: self.second.run(y.arranged(order)),
                 of_rows=(x.place, x.count),
             )

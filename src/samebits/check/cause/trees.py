@@ -58,4 +58,4 @@ def _of(op: Operation, place: int) -> Iterator[str]:
             call, op="linear", k=x.shape[1], m=len(x), n=len(weight), dtype=x.dtype,
             device=x.device, row=place, arithmetic=False,
         )  # fmt: skip
-    yield f"{len(x)} rows: {found.tree.describe()}"
+    yield f"{len(x)} {'row' if len(x) == 1 else 'rows'}: {found.tree.describe()}"
