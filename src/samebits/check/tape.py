@@ -39,6 +39,8 @@ class Window:
 
         `axis` is the token axis of the same tensor in the reference call, where that is known.
         """
+        if t.layout is not torch.strided:
+            return None  # it has neither rows nor bits of its own
         if not self.batch:
             return t, -1
         if not t.dim():

@@ -180,6 +180,23 @@ def test_what_cannot_be_explained_is_refused() -> None:
     x = values(2, 7, WIDTH)
     with pytest.raises(ShapeError, match="only you know which tokens belong together"):
         explain(model, x[:, :5], x)
+    for align in ((0, 2), (-1, 0)):
+        with pytest.raises(ShapeError, match="names row"):
+            explain(model, x, x, align=align)
+    with pytest.raises(SettingError, match="nothing in the two runs could be compared"):
+        explain(model, lambda: None, lambda: None)
+
+
+def test_sparse_tensors_on_the_way() -> None:
+    class Sparse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            """x [B, D]."""
+            scaled = x * (1 if len(x) > 1 else 2)
+            return torch.sparse.mm(scaled.to_sparse(), torch.eye(WIDTH))
+
+    x = values(4, WIDTH)
+    found = explain(Sparse(), x[:1], x, align=(0, 0))
+    assert found.place is not None and found.place.op == "aten.mul.Tensor"
 
 
 def test_check_explains_its_own_cases() -> None:

@@ -218,7 +218,7 @@ class Capture(Listener):
         """Notes under which names a module is given tensors."""
         for name, value in kwargs.items():
             for t in tensors(value):
-                self._given[t.untyped_storage().data_ptr()] = name
+                self._given[_address(t)] = name
 
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation, notes what it wrote, and copies it if it is wanted."""
@@ -249,7 +249,7 @@ class Capture(Listener):
         return self.found[key]
 
     def _origin(self, t: torch.Tensor) -> Origin:
-        address = t.untyped_storage().data_ptr()
+        address = _address(t)
         found = self._origins.get(address) or Origin(name=self._names.get(address))
         return replace(found, argument=self._given.get(address))
 
@@ -257,11 +257,11 @@ class Capture(Listener):
         assert self.window is not None
         before = list(tensors((args, kwargs)))
         for t in tensors(output):
-            address = t.untyped_storage().data_ptr()
+            address = _address(t)
             if makes_memory(func):
                 self._origins[address] = Origin(made_by=key, born_empty=True)
                 continue
-            inside = any(x.untyped_storage().data_ptr() == address for x in before)
+            inside = any(_address(x) == address for x in before)
             held = self._origins.get(address)
             self._origins[address] = Origin(
                 made_by=key,
@@ -295,11 +295,12 @@ def _names(module: torch.nn.Module | None) -> dict[int, str]:
     if module is None:
         return {}
     named = [("parameter", module.named_parameters()), ("buffer", module.named_buffers())]
-    return {
-        t.untyped_storage().data_ptr(): f"{what} {name}"
-        for what, pairs in named
-        for name, t in pairs
-    }
+    return {_address(t): f"{what} {name}" for what, pairs in named for name, t in pairs}
+
+
+def _address(t: torch.Tensor) -> int:
+    """The address of a tensor's memory; 0 where it is not one piece (sparse tensors)."""
+    return t.untyped_storage().data_ptr() if t.layout is torch.strided else 0
 
 
 def call_site() -> str:

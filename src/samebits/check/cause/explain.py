@@ -51,8 +51,9 @@ def explain(
         name: what the explanation calls the target.
 
     Raises:
-        SettingError: the model is neither a module nor a function.
-        ShapeError: the runs' lengths differ and `align` does not say which tokens to compare.
+        SettingError: the model is neither a module nor a function, or nothing could be compared.
+        ShapeError: the runs' lengths differ and `align` does not say which tokens to compare, or
+            it names a row that is not there.
     """
     module, calls = _calls(model, first, second)
     target = name or _name(model)

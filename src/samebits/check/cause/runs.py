@@ -100,7 +100,7 @@ class Runs:
         request, window = self.requests[side], self._windows[side]
         found = []
         for t in tensors(value):
-            part = None
+            t, part = t if t.layout is torch.strided else t.to_dense(), None
             if request.row is not None and window.batch and not self._own:
                 part = window.select(t, request.row, None)
             found.append((t if part is None else part[0]).detach().reshape(-1).clone())
@@ -147,6 +147,11 @@ class Runs:
         pairs = [(a, b) for a, b in zip(x, y, strict=False) if a.shape == b.shape]
         return add([difference((a,), (b,)) for a, b in pairs if a.dtype == b.dtype])
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the two calls returned anything that can be compared."""
+        return any(a.numel() and a.shape == b.shape for a, b in zip(*self.returned, strict=False))
+
     def finish(self) -> None:
         """Leaves the random state as the two plain runs left it."""
         self.after.restore()
@@ -158,14 +163,19 @@ def _requests(
     """The compared part of each run.
 
     Raises:
-        ShapeError: the runs have different shapes and `align` does not say what belongs together.
+        ShapeError: the runs have different shapes and `align` does not say what belongs together,
+            or it names a row that no forward has.
     """
     if align is not None:
-        x, y = align
-        return (
-            x if isinstance(x, Request) else Request(x),
-            y if isinstance(y, Request) else Request(y),
-        )
+        x, y = (part if isinstance(part, Request) else Request(part) for part in align)
+        for request, seen in ((x, first), (y, second)):
+            most = max((batch for batch, _ in seen), default=None)
+            if most is not None and request.row is not None and not 0 <= request.row < most:
+                raise ShapeError(
+                    f"align names row {request.row} of a run with batches of {most}: rows count "
+                    "from 0"
+                )
+        return x, y
     if first == second or not first or not second:  # compiled models are not seen to run
         return Request(), Request()
     lengths = [{length for _, length in seen} for seen in (first, second)]

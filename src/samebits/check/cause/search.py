@@ -23,7 +23,7 @@ from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.explanation import Amount, Explanation, ModuleMark, Place
 from samebits.check.explanation import Swap as SwapResult
 from samebits.check.tape import Key
-from samebits.errors import UncoveredError
+from samebits.errors import SettingError, UncoveredError
 from samebits.mode import deterministic, is_on
 
 _TRIES = 3
@@ -49,6 +49,11 @@ class Search:
         plain = runs.results(*runs.returned)
         step = next((s for s in self.steps if s.differing), None)
         if step is None and not plain.differing and self.steady:
+            if not runs.comparable and all(s.differs is None for s in self.steps):
+                raise SettingError(
+                    "nothing in the two runs could be compared: no module gave tensors of one "
+                    "shape in both, and neither did the calls; run the model in them, or align"
+                )
             return Explanation("equal", "", evidence=self._compared(), modules=self.modules)
         if step is None and plain.differing and self.marks is not None:
             found = self._compiled(plain)
