@@ -58,7 +58,7 @@ def reveal(
 ) -> None:
     """Show the reduction tree of an operation, and which numbers of rows share it.
 
-    Exit status: 0 one tree, 1 the rows or the numbers of rows have several, 2 could not be revealed.
+    Exit status: 0 one tree, 1 several (rows or numbers of rows differ), 2 not revealed.
     """
     from rich.console import Console
 
