@@ -106,6 +106,13 @@ def test_stock_operations_have_trees(op: str) -> None:
     assert RevealedTree.from_data(found.to_data()["tree"]) == found.tree
 
 
+@pytest.mark.parametrize("k", [64, 100, 512, 1000])
+def test_averages_in_fp16_have_room_for_units(k: int) -> None:
+    found = reveal("mean", m=4, k=k, dtype="fp16")
+    assert found.tree == reveal("mean", m=4, k=k).tree
+    assert reveal("pv", m=4, n=16, k=k, dtype="fp16").tree.leaves == k
+
+
 def test_rows_of_one_call_may_differ() -> None:
     found = reveal("linear", m=6, n=64, k=512)
     same = reveal(ops.linear, op="linear", m=6, n=64, k=512)
@@ -182,6 +189,13 @@ def test_bad_requests_are_refused() -> None:
         reveal("conv2d", k=8)
     with pytest.raises(RevealError, match="no 3"):
         reveal("linear", m=2, n=8, k=8, row=3)
+    for op in ("softmax", "pv", "qk"):
+        with pytest.raises(RevealError, match="fp8 has no room"):
+            reveal(op, m=2, n=8, k=8, dtype="e4m3")
+    with pytest.raises(RevealError, match=r"returns torch\.float8"):
+        reveal(lambda x, w: (x.float() @ w.float()).to(x.dtype), op="mm", k=8, dtype="e5m2")
+    with pytest.raises(RevealError, match="divided by 16384"):
+        reveal("mean", k=16384, dtype="fp16")
     with pytest.raises(RevealError, match="not initialised"):
         reveal("all_reduce", k=2)
     if not torch.cuda.is_available():

@@ -126,9 +126,6 @@ class SignedBox:
             raise RevealError(f"{name} mutates its input: give it a function that works on a copy")
         if not same_bits(result, self._call(addends)):
             raise RevealError(f"{name} varies between runs on the same input: it has no one tree")
-        significant = SIGNIFICANT.get(result.dtype)
-        if significant is None:
-            raise RevealError(f"{name} returns {result.dtype}: sums are floating-point numbers")
         if self.row >= len(result):
             raise RevealError(f"{name} has {len(result)} rows of results: there is no {self.row}")
         alone = self._results(none, np.zeros(1, np.int64))
@@ -141,6 +138,7 @@ class SignedBox:
             raise RevealError(f"{name} does not return its addend: 1 unit gave {unit:g} units")
         self.scale = unit
         exact = math.frexp(unit)[0] == 0.5
+        significant = SIGNIFICANT[result.dtype]
         most = 1 << significant if exact else 1 << max(significant - 2, 1)
         self.capacity = max(2, min(most, self.levels.countable))
         everything = np.zeros((-(-n // self.capacity), n), bool)
@@ -383,6 +381,11 @@ def called(operand: Operand, addends: tuple[Tensor, ...]) -> Tensor:
         raise RevealError(
             f"{operand.name} gave {shape}, where one result is needed for each of "
             f"{operand.slots} sums: it is not a reduction along the last axis"
+        )
+    if result.dtype not in SIGNIFICANT:
+        raise RevealError(
+            f"{operand.name} returns {result.dtype}: units are counted in floating-point "
+            "results of fp16, bf16, fp32 or fp64"
         )
     return result
 

@@ -20,6 +20,7 @@ _DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
     "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
 }  # fmt: skip
+_FP8 = torch.float8_e4m3fn, torch.float8_e5m2
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name != "tf32"}
 
 
@@ -99,6 +100,8 @@ class Request:
 def operand_of(request: Request) -> tuple[Operand, Terms | None]:
     """The operation as a sum; with `Terms` if its terms are positive."""
     build, terms = OPERATIONS[request.op]
+    if request.type in _FP8 and (terms is not None or request.op in ("pv", "qk")):
+        raise RevealError(f"{request}: fp8 has no room for its probes; use bf16, fp16 or fp32")
     return build(request), terms
 
 
@@ -163,6 +166,27 @@ def _elements(stock: Function) -> Callable[[Request], Operand]:
     return build
 
 
+def _mean(request: Request) -> Operand:
+    operand = _row(lambda x: torch.mean(x, -1))(request)
+    operand.levels = _averaged(request)
+    return operand
+
+
+def _averaged(request: Request) -> Levels | None:
+    """fp16: a unit has to be seen in the result after a division by k, with 3 bits if it rounds.
+
+    A mask of 2^15 swallows what is together at most half an ulp below it in fp32, 2^-10.
+    """
+    if request.type != torch.float16:
+        return None
+    k = request.k
+    exact = k & (k - 1) == 0
+    bits = (k - 1).bit_length() + (0 if exact else 3)
+    if bits > 13:
+        raise RevealError(f"{request}: fp16 has no room for masks beside a unit divided by {k}")
+    return Levels(2.0**15, 2.0 ** (bits - 24), max(2, 1 << 13 >> bits) if exact else 2)
+
+
 # ---- products -----------------------------------------------------------------------------------
 
 
@@ -183,7 +207,7 @@ def _mv(request: Request) -> Operand:
 
 
 def _linear(request: Request) -> Operand:
-    if request.type in (torch.float8_e4m3fn, torch.float8_e5m2):
+    if request.type in _FP8:
         return _scaled_linear(request)
     fn = request.fn or F.linear
     one = _ones(request, request.rows, request.k)
@@ -283,8 +307,7 @@ def _pv(request: Request) -> Operand:
         y: Tensor = fn(q, k, v.view(1, heads, d, keys).transpose(-1, -2).contiguous())
         return y[0].transpose(0, 1).reshape(request.rows, heads * d)
 
-    levels = Levels(2.0**15, 2.0**-10, 4) if request.type == torch.float16 else None
-    return _operand(request, heads * d, run, levels=levels)
+    return _operand(request, heads * d, run, levels=_averaged(request))
 
 
 #: Units of a score of "qk" that make one e-fold, and how many can be told apart in bf16.
@@ -363,7 +386,7 @@ _EXPONENTIALS = Terms(
 #: Builders, and the terms of sums whose terms are positive.
 OPERATIONS: dict[str, tuple[Callable[[Request], Operand], Terms | None]] = {
     "sum": (_row(lambda x: torch.sum(x, -1)), None),
-    "mean": (_row(lambda x: torch.mean(x, -1)), None),
+    "mean": (_mean, None),
     "cumsum": (_row(_cumsum), None),
     "dot": (_dot, None),
     "mv": (_mv, None),
