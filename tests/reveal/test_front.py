@@ -201,3 +201,22 @@ def test_bad_requests_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RevealError, match="no usable CUDA GPU"):
             reveal("sum", k=8, device="cuda")
+
+
+def test_a_matrix_of_results_is_refused() -> None:
+    with pytest.raises(RevealError, match="not a reduction along the last axis"):
+        reveal(lambda x: x, k=8, m=4)
+
+
+def test_results_may_lie_in_the_same_memory_every_time() -> None:
+    kept = torch.zeros(1, dtype=torch.float64)
+
+    def chain(x: Tensor) -> Tensor:
+        kept.zero_()
+        for addend in x:
+            kept.add_(addend)
+        return kept
+
+    assert reveal(chain, k=70, dtype="fp64").tree == RevealedTree.from_contract(
+        parse_tree("chain"), 70
+    )

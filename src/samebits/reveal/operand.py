@@ -254,7 +254,8 @@ class SignedBox:
         return called(self.operand, addends)
 
     def _read(self, result: Tensor, sums: int) -> np.ndarray:
-        values = result[self.row].double()[self._places(sums)].cpu().numpy()
+        seen = result[self.row].double()[self._places(sums)].cpu()
+        values: np.ndarray = seen.numpy().copy()  # the function may reuse its memory
         if not np.isfinite(values).all():
             raise RevealError(
                 f"{self.operand.name} returned {values[~np.isfinite(values)][0]} for finite "
@@ -366,17 +367,17 @@ class PositiveBox:
 
     def _call(self, elements: Tensor) -> Tensor:
         self.calls += 1
-        return called(self.operand, (elements,))
+        return called(self.operand, (elements,), axes=3)
 
 
-def called(operand: Operand, addends: tuple[Tensor, ...]) -> Tensor:
+def called(operand: Operand, addends: tuple[Tensor, ...], *, axes: int = 2) -> Tensor:
     try:
         result = operand.run(*addends)
     except (RevealError, KeyboardInterrupt):
         raise
     except Exception as error:
         raise RevealError(f"{operand.name} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[1] != operand.slots:
+    if not isinstance(result, Tensor) or result.dim() != axes or result.shape[1] != operand.slots:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise RevealError(
             f"{operand.name} gave {shape}, where one result is needed for each of "
