@@ -437,3 +437,14 @@ def test_an_invariant_but_different_convolution_is_clean() -> None:
             return (patches * torch.tensor([0.25, 0.5, 0.25])).sum(-1)
 
     assert run(Folded(), 1, 33).verdict == "equal"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scale_inside_a_packed_product() -> None:
+    layers = nn.Sequential(nn.Linear(256, 128))
+    model = torch.ao.quantization.quantize_dynamic(layers, {nn.Linear}, dtype=torch.qint8)
+    x = values(4, 256)
+    y = x * torch.tensor([1.0, 1, 1, 50])[:, None]
+    found = explain(model, x, y, align=(0, 0))
+    assert found.place is not None and found.place.op == "quantized.linear_dynamic.default", found
+    assert (found.kind, found.trigger, found.allowed) == ("scale", "neighbours", False), found

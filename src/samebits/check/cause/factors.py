@@ -329,7 +329,7 @@ def arguments_that_differ(first: Operation, second: Operation) -> list[tuple[str
         one_sided = isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor)
         if one_sided:
             found.append((name, _shown(a), _shown(b)))
-        elif not isinstance(a, (torch.Tensor, list, tuple)) and a != b:
+        elif not isinstance(a, (torch.Tensor, torch.ScriptObject, list, tuple)) and a != b:
             found.append((name, a, b))
     return found
 
