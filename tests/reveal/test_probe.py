@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tree import CONTRACTS, random_tree
+from test_revealed_tree import CONTRACTS, random_tree
 
 from samebits.contract import IEEE_FMA, LinearContract, hopper_mma, parse_tree
 from samebits.errors import RevealError
