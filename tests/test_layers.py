@@ -14,6 +14,7 @@ LAYERS: list[set[str]] = [
     {"bench", "report"},
     {"check"},
     {"integrations"},
+    {"guard"},
     {"mode"},
     {"ops"},
     {"plan"},
