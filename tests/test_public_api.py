@@ -19,6 +19,7 @@ def test_the_exports_are_pinned() -> None:
         "explain",
         "ops",
         "plan",
+        "receipts",
         "reveal",
         "status",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from samebits import ops, plan, settings
 from samebits.check import check, explain
 from samebits.contract.intervals import certified_argmax
+from samebits.guard.receipts import receipts
 from samebits.mode import deterministic, disable, enable, status
 from samebits.plan import contract_of
 from samebits.reveal import reveal
@@ -21,6 +22,7 @@ __all__ = [
     "explain",
     "ops",
     "plan",
+    "receipts",
     "reveal",
     "status",
 ]

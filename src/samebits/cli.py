@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits import cli_explain, cli_plan, cli_reveal
+from samebits import cli_explain, cli_plan, cli_receipts, cli_reveal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +20,7 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(cli_plan.app, name="plan")
+app.add_typer(cli_receipts.app, name="receipts")
 app.command("explain")(cli_explain.explain)
 app.command("reveal")(cli_reveal.reveal)
 

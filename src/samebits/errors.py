@@ -52,6 +52,10 @@ class SwitchError(SamebitsError):
     """The switch could not be turned, or came too late to hold."""
 
 
+class ReceiptError(SamebitsError):
+    """Receipts that cannot be written or read, or that do not fit what they are compared with."""
+
+
 class SettingError(SamebitsError, ValueError):
     """An environment variable or keyword has a value that is not understood."""
 
