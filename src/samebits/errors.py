@@ -44,6 +44,10 @@ class DeviceError(SamebitsError):
     """A GPU, its driver or one of its libraries is missing or refused what it was asked for."""
 
 
+class RankError(SamebitsError):
+    """Ranks that would not compute alike, or one that failed or did not answer in time."""
+
+
 class RevealError(SamebitsError):
     """A function's reduction tree cannot be read: the message says which assumption failed."""
 

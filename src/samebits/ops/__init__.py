@@ -27,7 +27,13 @@ from samebits.ops.order import (
     sort,
     topk,
 )
-from samebits.ops.parallel import row_parallel_linear
+from samebits.ops.parallel import (
+    column_parallel_linear,
+    expert_parallel_moe,
+    row_parallel_linear,
+    vocab_parallel_embedding,
+    vocab_parallel_logprobs,
+)
 from samebits.ops.pointwise import (
     acos,
     acosh,
@@ -115,6 +121,7 @@ __all__ = [
     "batch_norm",
     "bincount",
     "bmm",
+    "column_parallel_linear",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -133,6 +140,7 @@ __all__ = [
     "erfc",
     "exp",
     "exp2",
+    "expert_parallel_moe",
     "expm1",
     "gelu",
     "gelu_mul",
@@ -194,4 +202,6 @@ __all__ = [
     "var",
     "var_mean",
     "vector_norm",
+    "vocab_parallel_embedding",
+    "vocab_parallel_logprobs",
 ]

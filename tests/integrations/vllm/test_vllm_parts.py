@@ -15,7 +15,8 @@ from samebits.errors import SettingError, ShapeError, SwitchError, UncoveredErro
 from samebits.integrations.vllm import config, hooks, layers, model, runner2, sampler, verify
 from samebits.integrations.vllm.options import Options, requested
 from samebits.integrations.vllm.patches import Patches
-from samebits.integrations.vllm.workers import decides_bits, disagreement
+from samebits.integrations.vllm.workers import decides_bits
+from samebits.ops.parallel.ranks import disagreement
 
 
 @pytest.fixture(autouse=True)

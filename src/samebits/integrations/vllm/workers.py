@@ -10,6 +10,7 @@ from samebits.errors import PlanError
 from samebits.integrations.vllm import hooks
 from samebits.integrations.vllm.options import Options
 from samebits.integrations.vllm.patches import Patches
+from samebits.ops.parallel import ranks
 
 log = logging.getLogger("vllm.samebits")
 _BACKEND = "samebits.integrations.vllm.attention.SamebitsBackend"
@@ -81,26 +82,11 @@ def _replace(config: Any, options: Options) -> None:
 
 def decides_bits(options: Options) -> dict[str, str]:
     """Everything that must be the same on all ranks, by name."""
-    import samebits
-    from samebits.plan import planner
-
     return {
-        "samebits": samebits.__version__,
-        "device class": planner.this_device_class(),
-        "contracts and schedules": samebits.plan.current().id,
+        **ranks.decides_bits(),
         "policy": options.policy,
         "tp_invariant": str(options.tp_invariant),
     }
-
-
-def disagreement(of_ranks: list[dict[str, str]]) -> str:
-    """What differs between ranks, as a sentence; "" if nothing does."""
-    first = of_ranks[0]
-    for rank, other in enumerate(of_ranks):
-        for name in first:
-            if other.get(name) != first[name]:
-                return f"{name} is {first[name]!r} on rank 0 and {other.get(name)!r} on rank {rank}"
-    return ""
 
 
 def agree(options: Options) -> None:
@@ -117,7 +103,7 @@ def agree(options: Options) -> None:
         return
     of_ranks: list[Any] = [None] * group.world_size
     dist.all_gather_object(of_ranks, decides_bits(options), group=group.cpu_group)
-    found = disagreement(of_ranks)
+    found = ranks.disagreement(of_ranks)
     if found:
         raise PlanError(
             f"the workers of this engine would compute different bits: {found}. Give all of them "

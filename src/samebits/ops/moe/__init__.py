@@ -177,30 +177,44 @@ def moe(
     Raises:
         ShapeError, DTypeError: operands do not fit.
     """
-    _plain("moe", FLOATS, x=x, w_gate_up=w_gate_up, w_down=w_down, topk_weights=topk_weights)
-    if not x.dtype is w_gate_up.dtype is w_down.dtype:
-        raise DTypeError(f"moe: x is {x.dtype}, weights {w_gate_up.dtype} and {w_down.dtype}")
-    if x.dim() != 2 or w_gate_up.dim() != 3 or w_down.dim() != 3:
-        raise ShapeError("moe: x must be [T, H], w_gate_up [E, 2 I, H] and w_down [E, H, I]")
-    experts, hidden, inner = w_down.shape
-    if x.shape[1] != hidden or w_gate_up.shape != (experts, 2 * inner, hidden):
-        raise ShapeError(
-            f"moe: x {tuple(x.shape)}, w_gate_up {tuple(w_gate_up.shape)} and w_down "
-            f"{tuple(w_down.shape)} must be [T, H], [E, 2 I, H] and [E, H, I]"
-        )
-    if topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape:
-        raise ShapeError(
-            f"moe: topk_ids {tuple(topk_ids.shape)} and topk_weights "
-            f"{tuple(topk_weights.shape)} must be [T, k]"
-        )
-    _check_ids("moe", x, topk_ids, None, experts)
-    if activation not in ("silu", "gelu", "gelu_tanh"):
-        raise ShapeError(f"moe: activation={activation!r} is not silu, gelu or gelu_tanh")
+    check("moe", x, w_gate_up, w_down, topk_ids, topk_weights, activation)
     if x.is_cuda:
         from samebits.ops.moe import cuda
 
         return cuda.moe(x, w_gate_up, w_down, topk_ids, topk_weights, activation)
     return cpu.moe(x, w_gate_up, w_down, topk_ids, topk_weights, activation)
+
+
+def check(
+    op: str,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    activation: str,
+    ranks: int = 1,
+) -> None:
+    """Raises the error that `moe` documents, if there is one; weights are of E / ranks experts."""
+    _plain(op, FLOATS, x=x, w_gate_up=w_gate_up, w_down=w_down, topk_weights=topk_weights)
+    if not x.dtype is w_gate_up.dtype is w_down.dtype:
+        raise DTypeError(f"{op}: x is {x.dtype}, weights {w_gate_up.dtype} and {w_down.dtype}")
+    if x.dim() != 2 or w_gate_up.dim() != 3 or w_down.dim() != 3:
+        raise ShapeError(f"{op}: x must be [T, H], w_gate_up [E, 2 I, H] and w_down [E, H, I]")
+    experts, hidden, inner = w_down.shape
+    if x.shape[1] != hidden or w_gate_up.shape != (experts, 2 * inner, hidden):
+        raise ShapeError(
+            f"{op}: x {tuple(x.shape)}, w_gate_up {tuple(w_gate_up.shape)} and w_down "
+            f"{tuple(w_down.shape)} must be [T, H], [E, 2 I, H] and [E, H, I]"
+        )
+    if topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape:
+        raise ShapeError(
+            f"{op}: topk_ids {tuple(topk_ids.shape)} and topk_weights "
+            f"{tuple(topk_weights.shape)} must be [T, k]"
+        )
+    _check_ids(op, x, topk_ids, None, experts * ranks)
+    if activation not in ("silu", "gelu", "gelu_tanh"):
+        raise ShapeError(f"{op}: activation={activation!r} is not silu, gelu or gelu_tanh")
 
 
 def moe_combine(y: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:

@@ -75,11 +75,22 @@ def moe(
     topk_weights: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
+    return combine(slots(x, w_gate_up, w_down, topk_ids, activation), topk_weights)
+
+
+def slots(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """[T, k, H]: what each chosen expert says, +0 for a slot without one."""
     inner = w_down.shape[2]
     both = grouped_linear(x, w_gate_up, topk_ids, None, None, x.dtype).flatten(0, 1)
     opened = gated(activation, both[:, :inner].contiguous(), both[:, inner:].contiguous())
     y = grouped_linear(opened, w_down, topk_ids.reshape(-1), None, None, x.dtype)
-    return combine(y.view(*topk_ids.shape, w_down.shape[1]), topk_weights)
+    return y.view(*topk_ids.shape, w_down.shape[1])
 
 
 def combine(y: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:

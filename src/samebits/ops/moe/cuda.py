@@ -116,13 +116,24 @@ def moe(
     topk_weights: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
+    y = slots(x, w_gate_up, w_down, topk_ids, activation)
+    return combine(y.flatten(0, 1), topk_weights)
+
+
+def slots(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """[T, k, H]: what each chosen expert says, +0 for a slot without one."""
     x = x if x.stride(1) == 1 else x.contiguous()
     groups = routing.group_slots(topk_ids.reshape(-1).contiguous(), w_down.shape[0])
     top_k = topk_ids.shape[1]
-    fused = activation == "silu"
-    slots = topk_ids.numel()
+    fused, count = activation == "silu", topk_ids.numel()
     opened = run.grouped_linear(
-        *_plan(x, w_gate_up, slots, x.dtype), x, w_gate_up, groups,
+        *_plan(x, w_gate_up, count, x.dtype), x, w_gate_up, groups,
         out_dtype=x.dtype, slots_per_row=top_k, scatter=False, gated=fused,
     )  # fmt: skip
     if not fused:
@@ -131,9 +142,9 @@ def moe(
         gate, up = opened.chunk(2, dim=1)
         opened = gelu_mul(gate, up, "tanh" if activation == "gelu_tanh" else "none")
     y = run.grouped_linear(
-        *_plan(opened, w_down, slots, x.dtype), opened, w_down, groups, out_dtype=x.dtype
+        *_plan(opened, w_down, count, x.dtype), opened, w_down, groups, out_dtype=x.dtype
     )
-    return combine(y, topk_weights)
+    return y.view(*topk_ids.shape, w_down.shape[1])
 
 
 def combine(y: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,315 @@
+// Partial sums of ranks on GPUs that see each other's memory: moved by stores over NVLink, folded
+// pairwise in the order of ranks, bias and one rounding last. Two kernels, one result:
+//
+// join_packets   few numbers. Every rank stores its partial sums into the memory of all others, each
+//                number with a mark; a thread waits for the marks of its own numbers and folds. One
+//                way over NVLink and no barrier; a number costs 8 bytes.
+// join_shares    many numbers. Every rank folds a share of them: partial sums go to the rank whose
+//                share they are in, rounded results come back to all. A block of one rank works with
+//                the block of the same index on the others and tells it of each step by a flag.
+//
+// Numbers are told apart from those of earlier calls by counters that the kernels keep themselves, so
+// a captured graph can be replayed. A rank is never more than one call ahead: it ends a call with
+// numbers that every other rank sent in it. So packets have two places by turns, and the memory of
+// shares one: whoever sends into it has its receiver's results of the call before.
+//
+// A rank that does not answer for `patience` nanoseconds ends the waiting, for good: results that are
+// missing are NaN, here and in all later calls, and a word in the host's memory says so.
+#include "memory.cuh"
+
+constexpr int THREADS = 512;
+constexpr int LINE = 8;              // results of a thread: 16 bytes in 16 bits
+constexpr int UNROLL = 2;            // lines of a thread in a step
+constexpr u32 STEP = THREADS * LINE * UNROLL;
+
+// What a rank keeps for itself, in words.
+struct Counters { u32 packets, shares, done_packets, done_shares, failed; };
+
+struct Way {                         // one thread's view of the ranks
+  const u64* bases;                  // of every rank's memory
+  Counters* counters;
+  u64 host;                          // the word that says what failed
+  u64 patience;
+};
+
+// Whether `there` becomes true before the patience ends. Never, once it has ended anywhere.
+template <class Test>
+DEVICE bool wait_until(const Way& way, u32 rank, Test there) {
+  if (there()) return true;
+  u64 end = 0;
+  for (u32 turn = 0;; ++turn) {
+    if (there()) return true;
+    if (turn % 256 != 255) continue;
+    if (load_now(&way.counters->failed)) return false;
+    u64 now = nanoseconds();
+    if (end == 0) end = now + way.patience;
+    if (now > end) {
+      store_now(&way.counters->failed, 1);
+      tell_host(way.host, rank + 1);
+      return false;
+    }
+  }
+}
+
+// ((p0 + p1) + (p2 + p3)) + ...
+template <int FIRST, int COUNT>
+DEVICE float fold(const float (&part)[RANKS]) {
+  if constexpr (COUNT == 1) {
+    return part[FIRST];
+  } else {
+    return __fadd_rn(fold<FIRST, COUNT / 2>(part), fold<FIRST + COUNT / 2, COUNT / 2>(part));
+  }
+}
+
+// ---- results: bf16, fp16 or fp32 ----------------------------------------------------------------
+
+#if KIND == 0
+using Out = float;
+DEVICE float widen(Out x) { return x; }
+#else
+using Out = u16;
+DEVICE float widen(Out x) {
+#if KIND == 1
+  return __uint_as_float((u32)x << 16);
+#else
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+#endif
+}
+DEVICE u32 round_pair(float low, float high) {
+  u32 y;
+#if KIND == 1
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+  return y;
+}
+#endif
+
+DEVICE void store_pair(Out* at, float low, float high) {
+#if KIND == 0
+  *reinterpret_cast<float2*>(at) = make_float2(low, high);
+#else
+  *reinterpret_cast<u32*>(at) = round_pair(low, high);
+#endif
+}
+
+DEVICE float missing() { return __uint_as_float(0x7fffffffu); }
+
+DEVICE float biased(float total, const Out* bias, u32 column) {
+  return bias ? __fadd_rn(total, widen(bias[column])) : total;
+}
+
+// The block is through: the last one of the grid counts the call.
+DEVICE void leave(u32* done, u32* counter, u32 value) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    if (atomicAdd(done, 1) == gridDim.x - 1) {
+      store_now(done, 0);
+      store_now(counter, value);
+    }
+  }
+}
+
+// ---- few ----------------------------------------------------------------------------------------
+
+// pairs: of numbers; columns: of a row; place: where packets lie in every rank's memory, and
+// `capacity` packets a sender.
+extern "C" __global__ void __launch_bounds__(THREADS)
+join_packets(const float2* partial, const Out* bias, Out* out, u32 pairs, u32 columns, u32 index,
+             const u64* bases, Counters* counters, u64 host, u64 patience, u64 place, u32 capacity) {
+  await_predecessor();
+  admit_successor();
+  const Way way{bases, counters, host, patience};
+  const u32 mark = load_now(&counters->packets) + 1;
+  const u32 first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
+  const u64 turn = place + (u64)(mark & 1) * RANKS * capacity * sizeof(Packet);
+  const bool alive = load_now(&counters->failed) == 0;
+  const u64 mine = turn + (u64)index * capacity * sizeof(Packet);
+  for (u32 pair = first; pair < pairs && alive; pair += stride) {
+    const float2 x = partial[pair];
+#pragma unroll
+    for (u32 rank = 0; rank < RANKS; ++rank)
+      if (rank != index) store_packet(bases[rank] + mine + pair * (u64)sizeof(Packet), x.x, x.y, mark);
+  }
+  const u64 here = bases[index] + turn;
+  for (u32 pair = first; pair < pairs; pair += stride) {
+    float low[RANKS], high[RANKS];
+    bool whole = alive;
+#pragma unroll
+    for (u32 rank = 0; rank < RANKS; ++rank) {
+      if (rank == index) {
+        const float2 x = partial[pair];
+        low[rank] = x.x, high[rank] = x.y;
+        continue;
+      }
+      const u64 at = here + ((u64)rank * capacity + pair) * sizeof(Packet);
+      Packet got{};
+      whole = whole && wait_until(way, rank, [&] {
+        got = load_packet(at);
+        return got.mark_a == mark && got.mark_b == mark;
+      });
+      low[rank] = got.a, high[rank] = got.b;
+    }
+    const u32 column = pair * 2 % columns;
+    const float a = biased(fold<0, RANKS>(low), bias, column);
+    const float b = biased(fold<0, RANKS>(high), bias, column + 1);
+    store_pair(out + (u64)pair * 2, whole ? a : missing(), whole ? b : missing());
+  }
+  leave(&counters->done_packets, &counters->packets, mark);
+}
+
+// ---- many ---------------------------------------------------------------------------------------
+
+DEVICE void load_numbers(u64 at, float (&x)[LINE]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 line = load_shared_line(at + half * 16);
+    x[half * 4 + 0] = __uint_as_float(line.x), x[half * 4 + 1] = __uint_as_float(line.y);
+    x[half * 4 + 2] = __uint_as_float(line.z), x[half * 4 + 3] = __uint_as_float(line.w);
+  }
+}
+
+// LINE results: one line of 16 bytes, or two of fp32.
+struct Results { uint4 line[LINE * sizeof(Out) / 16]; };
+
+DEVICE Results rounded(const float (&x)[LINE]) {
+  Results y;
+#if KIND == 0
+  for (int half = 0; half < 2; ++half)
+    y.line[half] = make_uint4(__float_as_uint(x[half * 4]), __float_as_uint(x[half * 4 + 1]),
+                              __float_as_uint(x[half * 4 + 2]), __float_as_uint(x[half * 4 + 3]));
+#else
+  y.line[0] = make_uint4(round_pair(x[0], x[1]), round_pair(x[2], x[3]), round_pair(x[4], x[5]),
+                         round_pair(x[6], x[7]));
+#endif
+  return y;
+}
+
+DEVICE void store_results(u64 at, const Results& y) {
+#pragma unroll
+  for (int i = 0; i < (int)(sizeof(Results) / 16); ++i) store_line(at + i * 16, y.line[i]);
+}
+
+// Tells all other ranks that this block has done a step: everything it stored before can be read.
+DEVICE void tell(const Way& way, u32 index, u64 flag, u32 value) {
+  __syncthreads();
+  if (threadIdx.x < RANKS && threadIdx.x != index) store_flag(way.bases[threadIdx.x] + flag, value);
+}
+
+// Waits until all other ranks' blocks of this index have done a step.
+DEVICE bool told(const Way& way, u32 index, u64 flags, u32 blocks, u32 value) {
+  bool good = true;
+  if (threadIdx.x < RANKS && threadIdx.x != index) {
+    const u64 at = way.bases[index] + flags + ((u64)threadIdx.x * blocks + blockIdx.x) * 4;
+    good = wait_until(way, threadIdx.x, [&] { return (int)(load_flag(at) - value) >= 0; });
+  }
+  return __syncthreads_and(good);
+}
+
+// count: of numbers, a multiple of LINE; share: of a rank, a multiple of LINE; flags, sums, results:
+// where they lie in every rank's memory; blocks: flags of a rank, at least the grid's.
+extern "C" __global__ void __launch_bounds__(THREADS)
+join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 columns, u32 share,
+            u32 index, const u64* bases, Counters* counters, u64 host, u64 patience, u64 flags,
+            u64 sums, u64 results, u32 blocks) {
+  await_predecessor();
+  admit_successor();
+  const Way way{bases, counters, host, patience};
+  const u32 base = load_now(&counters->shares);
+  const u32 steps = (share + STEP * gridDim.x - 1) / (STEP * gridDim.x);
+  const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
+  const u64 second = (u64)RANKS * blocks * 4;  // flags of results lie behind those of sums
+  bool good = load_now(&counters->failed) == 0;
+
+  // Element of a share that this thread begins with, in a step.
+  auto at = [&](u32 step, int line) {
+    return (step * gridDim.x + blockIdx.x) * STEP + (line * THREADS + threadIdx.x) * LINE;
+  };
+  auto inside = [&](u32 rank, u32 k) { return k < share && rank * share + k < count; };
+
+  for (u32 step = 0; step < steps && good; ++step) {
+#pragma unroll
+    for (u32 other = 1; other < RANKS; ++other) {
+      const u32 rank = (index + other) % RANKS;
+#pragma unroll
+      for (int line = 0; line < UNROLL; ++line) {
+        const u32 k = at(step, line);
+        if (!inside(rank, k)) continue;
+        const u64 from = (u64)(partial + (u64)rank * share + k);
+        const u64 to = bases[rank] + sums + ((u64)index * share + k) * 4;
+        store_line(to, load_shared_line(from));
+        store_line(to + 16, load_shared_line(from + 16));
+      }
+    }
+    tell(way, index, own_flag, base + step + 1);
+  }
+
+  const u64 own = bases[index] + sums;
+  for (u32 step = 0; step < steps && good; ++step) {
+    good = told(way, index, flags, blocks, base + step + 1);
+    if (!good) break;
+#pragma unroll
+    for (int line = 0; line < UNROLL; ++line) {
+      const u32 k = at(step, line);
+      if (!inside(index, k)) continue;
+      const u64 place = (u64)index * share + k;
+      float part[RANKS][LINE], y[LINE];
+#pragma unroll
+      for (u32 rank = 0; rank < RANKS; ++rank)
+        load_numbers(rank == index ? (u64)(partial + place) : own + ((u64)rank * share + k) * 4,
+                     part[rank]);
+      const u32 column = place % columns;
+#pragma unroll
+      for (int i = 0; i < LINE; ++i) {
+        float of_ranks[RANKS];
+#pragma unroll
+        for (u32 rank = 0; rank < RANKS; ++rank) of_ranks[rank] = part[rank][i];
+        y[i] = biased(fold<0, RANKS>(of_ranks), bias, column + i);
+      }
+      const Results done = rounded(y);
+      store_results((u64)(out + place), done);
+#pragma unroll
+      for (u32 other = 1; other < RANKS; ++other) {
+        const u32 rank = (index + other) % RANKS;
+        store_results(bases[rank] + results + place * sizeof(Out), done);
+      }
+    }
+    tell(way, index, own_flag + second, base + step + 1);
+  }
+
+  for (u32 step = 0; step < steps && good; ++step) {
+    good = told(way, index, flags + second, blocks, base + step + 1);
+    if (!good) break;
+#pragma unroll
+    for (u32 other = 1; other < RANKS; ++other) {
+      const u32 rank = (index + other) % RANKS;
+#pragma unroll
+      for (int line = 0; line < UNROLL; ++line) {
+        const u32 k = at(step, line);
+        if (!inside(rank, k)) continue;
+        const u64 place = ((u64)rank * share + k) * sizeof(Out);
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof(Results) / 16); ++i)
+          store_line((u64)out + place + i * 16,
+                     load_shared_line(bases[index] + results + place + i * 16));
+      }
+    }
+  }
+
+  if (!good) {  // what this block had to give is not there
+    float y[LINE];
+    for (int i = 0; i < LINE; ++i) y[i] = missing();
+    const Results none = rounded(y);
+    for (u32 step = 0; step < steps; ++step)
+      for (u32 rank = 0; rank < RANKS; ++rank)
+        for (int line = 0; line < UNROLL; ++line) {
+          const u32 k = at(step, line);
+          if (inside(rank, k)) store_results((u64)(out + (u64)rank * share + k), none);
+        }
+  }
+  leave(&counters->done_shares, &counters->shares, base + steps);
+}

@@ -1,0 +1,216 @@
+"""The ranks of a group: what they must have in common, and how results get from one to another.
+
+Ranks agree once, by the first operation of a group, on everything that decides bits: the release,
+the device class and the plan in force. That, and whatever else is said and not computed, goes over
+a group of gloo of its own, whose waiting has an end. Results travel over the group that was given,
+as bytes: nothing on the way adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from samebits import plan
+from samebits.errors import RankError
+from samebits.plan import planner
+
+T = TypeVar("T")
+
+# One function under the names of torch's releases.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+#: Seconds that a rank waits for the others when they meet.
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A group whose ranks agreed.
+
+    Attributes:
+        group: what results travel over.
+        control: a group of the same ranks over gloo.
+        size: how many ranks.
+        index: which of them this process is, from 0.
+        plan: id of the plan that they agreed on.
+    """
+
+    group: dist.ProcessGroup
+    control: dist.ProcessGroup
+    size: int
+    index: int
+    plan: str
+
+    # ---- data, moved -----------------------------------------------------------------------------
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[ranks, *x.shape]: what every rank has, in their order."""
+        x = x.contiguous()
+        everyone = x.new_empty((self.size, *x.shape))
+        if x.numel():
+            sent, got = _bytes(x), _bytes(everyone)
+            self.talk(lambda: _all_gather(got, sent, group=self.group))
+        return everyone
+
+    def exchange(self, x: torch.Tensor) -> torch.Tensor:
+        """[ranks, ...]: entry r is rank r's ``x[index]``, where x [ranks, ...] has one for each."""
+        x = x.contiguous()
+        mine = torch.empty_like(x)
+        if x.numel():
+            sent, got = _bytes(x), _bytes(mine)
+            self.talk(lambda: dist.all_to_all_single(got, sent, group=self.group))
+        return mine
+
+    def unite(self, x: torch.Tensor) -> torch.Tensor:
+        """x, contiguous, with every element from the one rank where its bytes are not all zero.
+
+        A sum of integers of which one at most is not 0: any order of additions gives its bytes.
+        The result replaces x.
+        """
+        words = _bytes(x)
+        if words.numel() % 4 == 0 and words.storage_offset() % 4 == 0:
+            words = words.view(torch.int32)
+        if x.numel():
+            self.talk(lambda: dist.all_reduce(words, group=self.group))
+        return x
+
+    def talk(self, work: Callable[[], T]) -> T:
+        """`work`, whose failure is told as what it is.
+
+        Raises:
+            RankError: another rank failed, left, or did not answer before the group's timeout.
+        """
+        try:
+            return work()
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self.index} of {self.size}: the exchange with the other ranks failed, "
+                f"because one of them died, raised an error or did not answer in time: {error}. "
+                "Nothing of this step can be used: look at the other ranks' errors, and start all "
+                "of them again"
+            ) from error
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.view(-1).view(torch.uint8)
+
+
+# ---- agreement -----------------------------------------------------------------------------------
+
+_KNOWN: WeakKeyDictionary[dist.ProcessGroup, Ranks] = WeakKeyDictionary()
+
+
+def ranks_of(op: str, group: dist.ProcessGroup | None) -> Ranks | None:
+    """The agreed ranks of a group; None where this process is alone.
+
+    The first call for a group, by all of its ranks, makes them agree: see `agree`.
+
+    Raises:
+        RankError: they do not agree; or another plan came into force since; or this process is no
+            rank of the group.
+    """
+    if group is None:
+        return None
+    known = _KNOWN.get(group)
+    if known is None:
+        if dist.get_world_size(group) == 1:
+            return None
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RankError(
+                f"{op}: the ranks of this group have not met yet, and cannot in a CUDA graph: call "
+                "samebits.ops.parallel.agree(group) on all ranks before the capture"
+            )
+        known = agree(group)
+    if known.plan != _plan():
+        raise RankError(
+            f"{op}: plan {_plan()} came into force on rank {known.index} after the ranks agreed on "
+            f"{known.plan}: load it on all ranks, then call samebits.ops.parallel.agree(group) on "
+            "all of them"
+        )
+    return known
+
+
+def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
+    """Makes the ranks of a group meet, and compare what decides bits. All of them call it.
+
+    The first operation of a group does it; call it yourself to set the timeout, before a CUDA
+    graph is captured, or after another plan was loaded.
+
+    Args:
+        group: of any backend.
+        timeout: seconds to wait for the others here. How long results are waited for is the
+            group's own timeout (``torch.distributed.init_process_group(timeout=)``).
+
+    Raises:
+        RankError: on every rank: they differ, or one did not come in time.
+    """
+    size, index = dist.get_world_size(group), dist.get_rank(group)
+    if index < 0:
+        raise RankError("this process is no rank of the group that it was given")
+    wait = timedelta(seconds=timeout)
+    everyone: list[Mapping[str, str]] = [{}] * size
+    try:
+        known = _KNOWN.get(group)
+        control = _control(group, wait) if known is None else known.control
+        dist.all_gather_object(everyone, decides_bits(), group=control)
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {index} of {size}: the other ranks did not all come within {timeout:g} s, or "
+            f"one of them failed: {error}. Start all of them again"
+        ) from error
+    found = disagreement(everyone)
+    if found:
+        raise RankError(
+            f"the ranks of this group would compute different bits: {found}. Give all of them one "
+            "release and one plan file"
+        )
+    ranks = _KNOWN[group] = Ranks(group, control, size, index, _plan())
+    return ranks
+
+
+def _control(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
+    """A group of the same ranks over gloo."""
+    made: dist.ProcessGroup = dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=timeout,
+        backend="gloo",
+        use_local_synchronization=True,
+    )
+    return made
+
+
+@lru_cache(maxsize=1)
+def _plan() -> str:
+    """The id of the plan in force."""
+    return str(plan.current().id)
+
+
+planner.on_change.append(_plan.cache_clear)
+
+
+def decides_bits() -> dict[str, str]:
+    """Everything that must be the same on all ranks, by name."""
+    from samebits import __version__
+
+    return {
+        "samebits": __version__,
+        "device class": planner.this_device_class(),
+        "contracts and schedules": _plan(),
+    }
+
+
+def disagreement(of_ranks: Sequence[Mapping[str, str]]) -> str:
+    """What differs between ranks, as a sentence; "" if nothing does."""
+    first = of_ranks[0]
+    for rank, other in enumerate(of_ranks):
+        for name in first:
+            if other.get(name) != first[name]:
+                return f"{name} is {first[name]!r} on rank 0 and {other.get(name)!r} on rank {rank}"
+    return ""

@@ -1,0 +1,161 @@
+"""What goes wrong among ranks is an error on every rank, before a set time, and never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from samebits import ops, plan
+from samebits.errors import RankError, SamebitsError, ShapeError
+from samebits.ops.parallel.ranks import disagreement
+
+#: Seconds that ranks wait for a result, and for a child of a test at most.
+TIMEOUT, LONGEST = 8.0, 100.0
+
+
+def step(scale: float = 1.0) -> torch.Tensor:
+    x = torch.full((4, 1024), scale)
+    return ops.row_parallel_linear(x, torch.ones(8, 1024), group=dist.group.WORLD)
+
+
+def healthy(index: int, size: int) -> None:
+    assert step()[0, 0] == 1024 * size
+
+
+def three_ranks(index: int, size: int) -> None:
+    """The contract names 1, 2, 4 and 8."""
+    with pytest.raises(ShapeError, match=r"8 parts do not divide among 3 ranks.*1, 2, 4, 8 ranks"):
+        step()
+    raise RankError("as it should")  # counted by the parent
+
+
+def other_plan(index: int, size: int) -> None:
+    if index == 1:
+        plan.planner.put_in_force(plan.build([(64, 64)], device="cpu"))
+    step()
+
+
+def plan_loaded_later(index: int, size: int) -> None:
+    step()
+    plan.planner.put_in_force(plan.build([(64, 64)], device="cpu"))
+    with pytest.raises(RankError, match=r"came into force on rank . after the ranks agreed"):
+        step()
+    ops.parallel.agree(dist.group.WORLD)
+    healthy(index, size)
+
+
+def killed(index: int, size: int) -> None:
+    step()
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(100):
+        step()
+
+
+def killed_before_it_came(index: int, size: int) -> None:
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ops.parallel.agree(dist.group.WORLD, timeout=TIMEOUT)
+
+
+def asleep(index: int, size: int) -> None:
+    step()
+    if index == 1:
+        time.sleep(LONGEST)
+    step()
+
+
+def raises(index: int, size: int) -> None:
+    """An exception of one rank's own ends it; the others hear of it."""
+    step()
+    if index == 1:
+        raise ValueError("this rank's own")
+    step()
+
+
+def child(index: int, size: int, folder: str, what: str) -> None:
+    """Writes the error that the rank met, or "" ."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=index, world_size=size,
+        timeout=timedelta(seconds=TIMEOUT),
+    )  # fmt: skip
+    error = ""
+    try:
+        globals()[what](index, size)
+    except SamebitsError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    except ValueError as caught:
+        error = str(caught)
+    Path(folder, f"{index}").write_text(error)
+    os._exit(0)  # as a process that ends in an error: without a word to the others
+
+
+def errors(folder: Path, what: str, size: int = 2) -> list[str | None]:
+    """What each rank met before `LONGEST`; None for one that died."""
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=child, args=(i, size, str(folder), what)) for i in range(size)]
+    for rank in ranks:
+        rank.start()
+    end = time.monotonic() + LONGEST
+    for rank in ranks if what != "asleep" else ranks[:1]:
+        rank.join(max(0.0, end - time.monotonic()))
+        assert rank.exitcode is not None, f"a rank hangs: {what}"
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    files = [folder / f"{i}" for i in range(size)]
+    return [file.read_text() if file.exists() else None for file in files]
+
+
+def test_a_number_of_ranks_that_the_contract_does_not_name(tmp_path: Path) -> None:
+    assert errors(tmp_path, "three_ranks", 3) == ["RankError: as it should"] * 3
+
+
+def test_ranks_with_different_plans(tmp_path: Path) -> None:
+    found = errors(tmp_path, "other_plan")
+    assert found[0] == found[1] and found[0] is not None
+    assert "would compute different bits: contracts and schedules is" in found[0]
+
+
+def test_a_plan_that_was_loaded_later(tmp_path: Path) -> None:
+    assert errors(tmp_path, "plan_loaded_later") == ["", ""]
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    size = 4
+    found = errors(tmp_path, "killed", size)
+    assert found[1] is None
+    for index in (i for i in range(size) if i != 1):
+        assert f"RankError: rank {index} of {size}: the exchange" in str(found[index])
+        assert "died, raised an error or did not answer" in str(found[index])
+
+
+def test_a_rank_that_is_killed_before_it_came(tmp_path: Path) -> None:
+    found = errors(tmp_path, "killed_before_it_came")
+    assert found[1] is None and "did not all come within 8 s" in str(found[0])
+
+
+def test_a_rank_that_does_not_answer(tmp_path: Path) -> None:
+    found, _ = errors(tmp_path, "asleep")
+    assert "RankError: rank 0 of 2: the exchange" in str(found)
+
+
+def test_a_rank_that_raises(tmp_path: Path) -> None:
+    found = errors(tmp_path, "raises")
+    assert found[1] == "this rank's own" and "RankError: rank 0 of 2" in str(found[0])
+
+
+def test_what_differs_is_named() -> None:
+    one = {"samebits": "1", "device class": "cpu"}
+    assert disagreement([one, one]) == ""
+    found = disagreement([one, one, {**one, "device class": "sm_90"}])
+    assert found == "device class is 'cpu' on rank 0 and 'sm_90' on rank 2"
