@@ -10,6 +10,10 @@ import samebits
 
 def test_the_exports_are_pinned() -> None:
     assert sorted(samebits.__all__) == [
+        "augmented_addition",
+        "augmented_multiplication",
+        "augmented_subtraction",
+        "binned_sum",
         "certified_argmax",
         "check",
         "contract_of",

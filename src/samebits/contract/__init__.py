@@ -11,6 +11,7 @@ Read in this order:
 - `arithmetic`  what one step does, on a CPU and on a tensor core
 - `numerics`, `block`, `functions`  the same, executable: NumPy, exactly rounded
 - `linear`, `attention`, `rows`  the contracts, each with `evaluate`: the exact bits on a CPU
+- `exact`       contracts without a tree: the exact sum, rounded once
 - `key`         what a contract may depend on: there is no field for a batch size
 - `text`, `render`  the canonical text (its hash is the contract's id) and drawings
 """
@@ -30,6 +31,7 @@ from samebits.contract.arithmetic import (
 from samebits.contract.attention import AttentionContract, hopper_attention
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, register_engine
+from samebits.contract.exact.contract import ExactContract
 from samebits.contract.key import ContractKey
 from samebits.contract.linear import LinearContract
 from samebits.contract.rows import RowContract
@@ -50,7 +52,8 @@ from samebits.contract.tree import (
 
 __all__ = [
     "CUDA_FMA", "FORMATS", "IEEE_FMA", "Add", "Arithmetic", "AttentionContract", "Balanced",
-    "BlockFma", "Chain", "Contract", "ContractKey", "Format", "IeeeFma", "Lanes", "LinearContract",
-    "Node", "RowContract", "Run", "Segment", "Split", "Tree", "dot", "expand", "hopper_attention",
-    "hopper_mma", "nested", "parse", "parse_arithmetic", "parse_tree", "register_engine",
+    "BlockFma", "Chain", "Contract", "ContractKey", "ExactContract", "Format", "IeeeFma", "Lanes",
+    "LinearContract", "Node", "RowContract", "Run", "Segment", "Split", "Tree", "dot", "expand",
+    "hopper_attention", "hopper_mma", "nested", "parse", "parse_arithmetic", "parse_tree",
+    "register_engine",
 ]  # fmt: skip

@@ -122,7 +122,7 @@ class RowContract(Contract):
         if out not in ("fp32", self.output):
             raise ContractError(f"this contract rounds to {self.output}, not to {out}")
         v, w, b = self.operands(x, weight, bias)
-        y = self._compute(v, w, b, np.array(eps, np.float32), correction)
+        y = self.compute(v, w, b, np.array(eps, np.float32), correction)
         return store(y, out, self.arithmetic.nan, x)
 
     def interval(
@@ -180,7 +180,8 @@ class RowContract(Contract):
 
         return reduce(self.tree, 0, x.shape[-1], leaf, nx.add32)
 
-    def _compute(self, x: F32, w: F32 | None, b: F32 | None, eps: F32, correction: float) -> F32:
+    def compute(self, x: F32, w: F32 | None, b: F32 | None, eps: F32, correction: float) -> F32:
+        """The fp32 values of `evaluate`, before they are stored; operands as `operands` gives."""
         op, total, n = self.op, self.sum, np.float32(x.shape[-1])
         if op == "sum":
             return total(x)

@@ -10,13 +10,14 @@ from typing import Any
 from samebits.contract.arithmetic import Arithmetic, BlockFma, IeeeFma
 from samebits.contract.attention import AttentionContract
 from samebits.contract.base import TEXT_VERSION, Contract
+from samebits.contract.exact.contract import ExactContract
 from samebits.contract.linear import LinearContract
 from samebits.contract.rows import RowContract
 from samebits.contract.tree import Balanced, Chain, Lanes, Segment, Split, Tree
 from samebits.errors import ContractError
 
 _KINDS: dict[str, type[Contract]] = {
-    c.kind: c for c in (LinearContract, AttentionContract, RowContract)
+    c.kind: c for c in (LinearContract, AttentionContract, RowContract, ExactContract)
 }
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from samebits.ops import exact
 from samebits.ops.attention import attention, attention_paged, attention_varlen
+from samebits.ops.augmented import (
+    augmented_addition,
+    augmented_multiplication,
+    augmented_subtraction,
+    binned_sum,
+)
 from samebits.ops.conv import (
     conv1d,
     conv2d,
@@ -117,9 +124,13 @@ __all__ = [
     "attention",
     "attention_paged",
     "attention_varlen",
+    "augmented_addition",
+    "augmented_multiplication",
+    "augmented_subtraction",
     "baddbmm",
     "batch_norm",
     "bincount",
+    "binned_sum",
     "bmm",
     "column_parallel_linear",
     "conv1d",
@@ -138,6 +149,7 @@ __all__ = [
     "embedding_bag",
     "erf",
     "erfc",
+    "exact",
     "exp",
     "exp2",
     "expert_parallel_moe",

@@ -8,6 +8,8 @@ shares, with two exceptions. Skinny weights with a long K do not fill the chip a
 `split(4)` (`hopper_tree`). Grouped products keep the chain: the experts of one token fill the chip
 together. Block-scaled fp8 gets `segment(128)`, one leaf a scale. Rows have one tree for every
 length, `segment(8192) of lanes(1024, neighbours) folded pairwise`.
+
+**exact** is a class of its own: the exact sum, rounded once, on any device (`contract.exact`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from samebits.contract import (
     Chain,
     Contract,
     ContractKey,
+    ExactContract,
     Lanes,
     LinearContract,
     RowContract,
@@ -51,6 +54,8 @@ ATTENTION_OPS: frozenset[str] = frozenset(get_args(AttentionOp))
 ROW_OPS: frozenset[str] = frozenset(get_args(RowOp))
 OPS = LINEAR_OPS | ATTENTION_OPS | ROW_OPS
 DEVICES = ("cpu", "sm_90")
+#: In the place of a device class: the exact contracts, which all devices share.
+EXACT = "exact"
 #: What else the same device classes are called.
 _DEVICE_ALIASES = {"h100": "sm_90", "h200": "sm_90", "sm_90a": "sm_90"}
 
@@ -128,7 +133,8 @@ def contract_of(
         tree: for matrix products on a GPU: another tree than the device class's own, e.g.
             "balanced(8)" for weights that tensor-parallel ranks share, or "segment(512)".
         scaling: for fp8: "block" (the default), "row" or "none"; see `LinearContract`.
-        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200").
+        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200"); or "exact": the
+            contract without a tree, which all of them share.
 
     Returns:
         A frozen contract with .text, .id, .tree, .arithmetic, .render() and .evaluate().
@@ -179,6 +185,8 @@ def contract_for(key: ContractKey) -> Contract:
 
     if key.op not in OPS:
         raise ContractError(f"no contract for operation {key.op!r}: use one of {sorted(OPS)}")
+    if key.device == EXACT:
+        return _exact(key)
     if key.device not in DEVICES:
         raise ContractError(f"no contracts for device class {key.device!r}: use one of {DEVICES}")
     for name in ("n", "k", "head_dim", "value_dim"):
@@ -232,6 +240,15 @@ def _linear(key: ContractKey) -> LinearContract:
         tree = Chain() if chain else hopper_tree(key.n, key.k)
     arithmetic = CUDA_FMA if key.dtype == "fp32" else hopper_mma(key.dtype)
     return LinearContract(tree, arithmetic, key.dtype, key.out_dtype, scaling, epilogue)
+
+
+def _exact(key: ContractKey) -> ExactContract:
+    import samebits.engines.cpu.exact  # noqa: F401  (the fast twin of evaluation)
+
+    if key.activation or key.tree or key.scaling or key.kv_dtype not in (None, key.dtype):
+        raise _no(key, "an exact sum has no tree, and nothing is fused to it")
+    op = "linear" if key.op in LINEAR_OPS else "attention" if key.op in ATTENTION_OPS else key.op
+    return ExactContract(op, key.dtype, key.out_dtype)
 
 
 def _attention(key: ContractKey) -> AttentionContract:

@@ -198,3 +198,34 @@ def pointwise_rotary(
     dtype: int, interleaved: bool, d: int, sizes: list[int], cos_strides: list[int],
     sin_strides: list[int], second: int, step: int, x: int, cos: int, sin: int, y: int,
 ) -> None: ...  # fmt: skip
+def exact_product(
+    x: int,
+    w: int,
+    c: int,
+    out: int,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    x_batch: int,
+    x_row: int,
+    w_batch: int,
+    w_row: int,
+    c_batch: int,
+    c_row: int,
+    c_col: int,
+    out_batch: int,
+    out_row: int,
+    out_col: int,
+    dtype: int,
+    out_dtype: int,
+    plain: bool,
+) -> int: ...
+def exact_rows(
+    x: int, rows: int, row: int, n: int, squares: bool, out: int, dtype: int, out_dtype: int
+) -> int: ...
+def augmented(op: int, wide: bool, x: int, y: int, result: int, error: int, n: int) -> None: ...
+def binned_sum(wide: bool, x: int, rows: int, row: int, n: int, out: int) -> None: ...
+def exact_columns(
+    x: int, terms: int, stride: int, n: int, out: int, dtype: int, out_dtype: int
+) -> int: ...

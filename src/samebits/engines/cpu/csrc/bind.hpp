@@ -36,4 +36,6 @@ void bind_gemm(nb::module_& m);
 void bind_counted(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_evaluate(nb::module_& m);
+void bind_exact(nb::module_& m);
+void bind_augmented(nb::module_& m);
 }  // namespace samebits

@@ -25,4 +25,6 @@ NB_MODULE(_cpu, m) {
   bind_counted(m);
   bind_order(m);
   bind_evaluate(m);
+  bind_exact(m);
+  bind_augmented(m);
 }

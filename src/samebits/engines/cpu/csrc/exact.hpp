@@ -1,0 +1,34 @@
+// Exact sums and products: the correctly rounded value of the exact sum, in any order of work.
+#pragma once
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace samebits {
+
+/// out[b, m, n] = R(sum_k x[b, m, k] * w[b, n, k] + c[b, m, n]). Columns of x and w are contiguous;
+/// other strides count elements and may be anything, 0 included.
+struct ExactProduct {
+  const void *x, *w;
+  const float* c;  // may be null
+  void* out;
+  int64_t batch, m, n, k;
+  int64_t x_batch, x_row, w_batch, w_row;
+  int64_t c_batch, c_row, c_col, out_batch, out_row, out_col;
+  DType in_type, out_type;
+};
+
+/// Returns how many results were not certain in fp64 and were summed without rounding.
+int64_t exact_product(const ExactProduct& p);
+
+/// The same with every result summed without rounding: slow, and simple enough to be believed.
+void exact_product_plain(const ExactProduct& p, int threads);
+
+/// out[r] = R(sum of x[r], or of its squares), rows of n contiguous elements. Returns as exact_product.
+int64_t exact_rows(const void* x, int64_t rows, int64_t row, int64_t n, bool squares, void* out, DType in_type,
+                   DType out_type);
+
+/// out[i] = R(sum_t x[t * stride + i]), t < terms. Returns as exact_product.
+int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type);
+
+}  // namespace samebits

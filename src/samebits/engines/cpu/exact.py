@@ -1,0 +1,108 @@
+"""Launchers of exact sums and products (csrc/exact.cpp), and the fast twin of their evaluation.
+
+A result is first computed in fp64 with a bound of its error. Where that decides the rounding it is
+done; where it does not, the terms are added again without any rounding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from samebits.contract.exact.contract import twins
+from samebits.contract.numerics import F32
+from samebits.engines.cpu import DTYPE_CODE, _cpu
+
+_OUTPUTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def product(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    c: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    *,
+    plain: bool = False,
+) -> tuple[torch.Tensor, int]:
+    """``x @ w.mT + c``, exact and rounded once.
+
+    Args:
+        x: [B, M, K] or [M, K], fp32, bf16 or fp16.
+        w: [B, N, K] or [N, K], dtype of x.
+        c: fp32, expands to the result; or None.
+        out_dtype: fp32, bf16 or fp16.
+        plain: sum every result without rounding, without the fast first step.
+
+    Returns:
+        The result, [B, M, N] or [M, N], and how many results needed the slow second step.
+    """
+    x, w = _rows(x), _rows(w)
+    k, n = x.shape[-1], w.shape[-2]
+    out = torch.empty((*x.shape[:-1], n), dtype=out_dtype)
+    batch = x.shape[0] if x.dim() == 3 else 1
+    cb = cr = cc = 0
+    if c is not None:
+        cb, cr, cc = _strides(c.expand(out.shape))
+    again = _cpu.exact_product(
+        x.data_ptr(), w.data_ptr(), 0 if c is None else c.data_ptr(), out.data_ptr(),
+        batch, x.shape[-2], n, k, *_strides(x)[:2], *_strides(w)[:2], cb, cr, cc, *_strides(out),
+        DTYPE_CODE[x.dtype], DTYPE_CODE[out_dtype], plain,
+    )  # fmt: skip
+    return out, again
+
+
+def rows(
+    x: torch.Tensor, out_dtype: torch.dtype, *, squares: bool = False
+) -> tuple[torch.Tensor, int]:
+    """The exact sum (of squares) along the last axis of x [R, n], rounded once.
+
+    Returns:
+        [R], and how many rows needed the slow second step.
+    """
+    x = _rows(x)
+    count, n = x.shape
+    out = torch.empty(count, dtype=out_dtype)
+    again = _cpu.exact_rows(
+        x.data_ptr(), count, x.stride(0), n, squares, out.data_ptr(), DTYPE_CODE[x.dtype],
+        DTYPE_CODE[out_dtype],
+    )  # fmt: skip
+    return out, again
+
+
+def columns(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """The exact sum along the first axis of x [T, n], rounded once: for few terms.
+
+    Returns:
+        [n], and how many results needed the slow second step.
+    """
+    x = _rows(x)
+    terms, n = x.shape
+    out = torch.empty(n, dtype=out_dtype)
+    again = _cpu.exact_columns(
+        x.data_ptr(), terms, x.stride(0), n, out.data_ptr(), DTYPE_CODE[x.dtype],
+        DTYPE_CODE[out_dtype],
+    )  # fmt: skip
+    return out, again
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(x: torch.Tensor) -> tuple[int, int, int]:
+    """Of batch, row and column."""
+    row, column = x.stride()[-2:]
+    return (x.stride(0) if x.dim() == 3 else 0), row, column
+
+
+def _twin(x: F32, w: F32, c: F32 | None, dtype: str) -> F32:
+    """`contract.exact.integers.exact_dot` in C++: every result summed without rounding."""
+    tensors = [None if t is None else torch.from_numpy(np.array(t, np.float32)) for t in (x, w, c)]
+    a, b, term = tensors
+    assert a is not None and b is not None
+    out, _ = product(a, b, term, _OUTPUTS[dtype], plain=True)
+    result: F32 = out.to(torch.float32).numpy()
+    return result
+
+
+twins["cpu"] = _twin

@@ -1,0 +1,56 @@
+"""Which engine computes an exact sum: the one of the tensor's device. Bits do not depend on it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+from samebits.engines.cpu import exact as cpu
+from samebits.ops.checks import engine_tensor
+
+#: Words of a type, and of its canonical NaN. Processors disagree about the NaN they compute.
+_NAN = {
+    torch.float32: (torch.int32, 0x7FC00000),
+    torch.bfloat16: (torch.int16, 0x7FC0),
+    torch.float16: (torch.int16, 0x7E00),
+}
+
+
+def checked(op: str, x: torch.Tensor) -> torch.Tensor:
+    """`x`, if an engine can read it; errors as `engine_tensor`."""
+    return engine_tensor(f"exact.{op}", x, gpu=True)
+
+
+def product(
+    x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """R(x @ w.mT + c): x [B, M, K] or [M, K], w [B, N, K] or [N, K], c fp32 or None."""
+    result: torch.Tensor = _engine(x).product(x, w, c, out_dtype)[0]
+    return result
+
+
+def rows(x: torch.Tensor, out_dtype: torch.dtype, squares: bool = False) -> torch.Tensor:
+    """R(sum x) or R(sum x * x) along the last axis: [..., n] -> [...]."""
+    n = x.shape[-1]
+    flat = x.reshape(x.shape[:-1].numel(), n)
+    result: torch.Tensor = _engine(x).rows(flat, out_dtype, squares=squares)[0]
+    return result.view(x.shape[:-1])
+
+
+def columns(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """R(sum x) along the first axis: [T, n] -> [n], for few terms."""
+    result: torch.Tensor = _engine(x).columns(x, out_dtype)[0]
+    return result
+
+
+def canonical(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """fp32 values rounded to `dtype`, every NaN the canonical one, on every device."""
+    word, nan = _NAN[dtype]
+    rounded = y.to(dtype)
+    return rounded.view(word).masked_fill(y.isnan(), nan).view(dtype)
+
+
+def _engine(x: torch.Tensor) -> ModuleType:
+    return import_module("samebits.engines.triton.exact") if x.is_cuda else cpu

@@ -1,0 +1,180 @@
+"""Sums, norms and softmax whose sums are exact; see `samebits.contract.exact.rows`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE
+from samebits.errors import DTypeError, ShapeError
+from samebits.ops import pointwise
+from samebits.ops.checks import axes_of, axis_of
+from samebits.ops.exact.engine import canonical, checked, rows
+from samebits.ops.exact.finish import normalised
+
+Dim = int | Sequence[int] | None
+
+
+def sum(
+    x: torch.Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The exact sum over `dim` (None or (): all axes), rounded once.
+
+    Args:
+        x: any shape and strides.
+        dtype: of the result: that of x (None), or torch.float32.
+
+    Raises:
+        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+    """
+    x = checked("sum", x)
+    return _shaped(rows(_last("sum", x, dim), _type("sum", x, dtype)), x, dim, keepdim, "sum")
+
+
+def mean(
+    x: torch.Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The exact sum, rounded to fp32, divided by the number of elements; arguments as `sum`."""
+    x = checked("mean", x)
+    row = _last("mean", x, dim)
+    y = rows(row, torch.float32) / _count(row)
+    return _shaped(canonical(y, _type("mean", x, dtype)), x, dim, keepdim, "mean")
+
+
+def vector_norm(
+    x: torch.Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The square root of the exact sum of squares, rounded to fp32 first; arguments as `sum`."""
+    x = checked("vector_norm", x)
+    y = pointwise.sqrt(rows(_last("vector_norm", x, dim), torch.float32, squares=True))
+    return _shaped(canonical(y, _type("vector_norm", x, dtype)), x, dim, keepdim, "vector_norm")
+
+
+def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``e / S(e)``, ``e = exp(x - max x)`` in fp32, S the exact sum rounded to fp32.
+
+    Args:
+        x: any shape.
+        dtype: of the result: that of x (None), or torch.float32.
+
+    Raises:
+        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+    """
+    row, _, e = _exponentials("softmax", x, dim)
+    y = e / rows(e, torch.float32).unsqueeze(-1)
+    return _back(canonical(y, _type("softmax", row, dtype)), dim, x)
+
+
+def log_softmax(
+    x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``(x - m) - log(S(exp(x - m)))``, m = max x; arguments as `softmax`."""
+    row, m, e = _exponentials("log_softmax", x, dim)
+    log_s = pointwise.log(rows(e, torch.float32)).unsqueeze(-1)
+    y = (row.to(torch.float32) - m) - log_s
+    return _back(canonical(y, _type("log_softmax", row, dtype)), dim, x)
+
+
+def logsumexp(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+    """``log(S(exp(x - m))) + m``, m = max x, or 0 where that is infinite; errors as `softmax`."""
+    row, m, e = _exponentials("logsumexp", x, dim, finite=True)
+    y = canonical(pointwise.log(rows(e, torch.float32)) + m.squeeze(-1), row.dtype)
+    return y.unsqueeze(dim) if keepdim and x.dim() else y
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6
+) -> torch.Tensor:
+    """``(x * r) * weight``, ``r = 1 / sqrt(Q(x) / n + eps)``, Q the exact sum of squares.
+
+    Args:
+        x: [..., n].
+        weight: [n], dtype of x, or None.
+        eps: rounded to fp32.
+
+    Raises:
+        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+    """
+    x = checked("rms_norm", x)
+    _parameters("rms_norm", x, weight=weight)
+    return normalised(x, None, rows(x, torch.float32, squares=True), weight, None, eps)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """``fma((x - u) * r, weight, bias)`` with exact sums for ``u`` and ``r``; as `rms_norm`."""
+    x = checked("layer_norm", x)
+    _parameters("layer_norm", x, weight=weight, bias=bias)
+    u = rows(x, torch.float32) / _count(x)
+    d = x.to(torch.float32) - u.unsqueeze(-1)
+    return normalised(x, d, rows(d, torch.float32, squares=True), weight, bias, eps)
+
+
+def _exponentials(
+    op: str, x: torch.Tensor, dim: int, finite: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows with `dim` last, their maxima [..., 1] and exp(row - maximum), both fp32."""
+    x = checked(op, x)
+    axis = axis_of(op, dim, x.dim())
+    row = x.movedim(axis, -1) if x.dim() else x.view(1)
+    wide = row.to(torch.float32)
+    # A NaN is passed over here and reaches the result through the sum; -0 becomes +0.
+    seen = wide.masked_fill(wide.isnan(), -torch.inf)
+    m = (
+        seen.amax(-1, keepdim=True)
+        if row.shape[-1]
+        else seen.new_full((*row.shape[:-1], 1), -torch.inf)
+    ) + 0.0
+    if finite:
+        m = m.masked_fill(m.isinf(), 0.0)
+    return row, m, pointwise.exp(wide - m)
+
+
+def _back(y: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
+    return y.movedim(-1, dim) if x.dim() else y.view(())
+
+
+def _last(op: str, x: torch.Tensor, dim: Dim) -> torch.Tensor:
+    """The reduced axes as one, the last."""
+    axes = axes_of(op, dim, x.dim())
+    kept = [i for i in range(x.dim()) if i not in axes]
+    moved = x.permute(*kept, *axes) if x.dim() else x
+    n = moved.shape[len(kept) :].numel()
+    return moved.reshape(*(x.shape[i] for i in kept), n)
+
+
+def _shaped(y: torch.Tensor, x: torch.Tensor, dim: Dim, keepdim: bool, op: str) -> torch.Tensor:
+    if not keepdim:
+        return y
+    axes = axes_of(op, dim, x.dim())
+    return y.view([1 if i in axes else size for i, size in enumerate(x.shape)])
+
+
+def _count(row: torch.Tensor) -> torch.Tensor:
+    """The number of elements as an fp32 tensor: torch divides by a number in another way."""
+    return torch.full((), float(row.shape[-1]), dtype=torch.float32, device=row.device)
+
+
+def _type(op: str, x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    out = x.dtype if dtype is None else dtype
+    if out not in (x.dtype, torch.float32) or out not in DTYPE_CODE:
+        raise DTypeError(f"exact.{op}: dtype must be {x.dtype} or torch.float32, not {out}")
+    return out
+
+
+def _parameters(op: str, x: torch.Tensor, **parameters: torch.Tensor | None) -> None:
+    if not x.dim():
+        raise ShapeError(f"exact.{op}: a scalar has no axis to normalise")
+    for name, p in parameters.items():
+        if p is None:
+            continue
+        checked(op, p)
+        if p.shape != x.shape[-1:]:
+            raise ShapeError(f"exact.{op}: {name} {tuple(p.shape)} does not fit {tuple(x.shape)}")
+        if p.dtype is not x.dtype or p.device != x.device:
+            raise DTypeError(f"exact.{op}: {name} must be {x.dtype} on {x.device}")

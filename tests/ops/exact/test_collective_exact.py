@@ -1,0 +1,87 @@
+"""Exact all-reduce over gloo: the exact sum, for every number of ranks and whoever holds what."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from exact_samples import special, spread
+from samebits import bits, ops
+from samebits.engines.cpu import exact as engine
+
+#: Short messages are gathered, long ones exchanged; 9001 does not divide among the ranks.
+LENGTHS = (1, 1000, 9001)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def terms(ranks: int, dtype: torch.dtype, n: int) -> torch.Tensor:
+    """[ranks, n] numbers of very different size, a few of them Inf or NaN."""
+    return special(spread(ranks, n, dtype=dtype, octaves=12, seed=n), n, 0.01)
+
+
+def rank(index: int, ranks: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=index,
+                            world_size=ranks)  # fmt: skip
+    found: dict[str, torch.Tensor] = {}
+    for dtype in DTYPES:
+        for n in LENGTHS:
+            x = terms(ranks, dtype, n)
+            found[f"{dtype} {n}"] = ops.exact.all_reduce(x[index])
+            found[f"{dtype} {n} turned"] = ops.exact.all_reduce(x[index - 1])
+            two = terms(2, dtype, n)
+            if ranks > 1:  # two terms, and nothing on further ranks
+                held = two[index // 2] if index % (ranks // 2) == 0 else torch.zeros(n, dtype=dtype)
+                held = two[index] if ranks == 2 else held
+                found[f"{dtype} {n} two"] = ops.exact.all_reduce(held)
+            stock = x[index].clone()
+            dist.all_reduce(stock)
+            found[f"{dtype} {n} stock"] = stock
+    torch.save(found, f"{folder}/{ranks}-{index}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, torch.Tensor]]]:
+    """By number of ranks, what each rank computed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    found = {}
+    for ranks in (1, 2, 4):
+        mp.spawn(rank, args=(ranks, str(folder)), nprocs=ranks)  # type: ignore[no-untyped-call]
+        found[ranks] = [torch.load(folder / f"{ranks}-{i}.pt") for i in range(ranks)]
+    return found
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_sum_is_exact(
+    results: dict[int, list[dict[str, torch.Tensor]]], dtype: torch.dtype, n: int
+) -> None:
+    for ranks, found in results.items():
+        want = ops.exact.sum(terms(ranks, dtype, n), 0)
+        for of_rank in found:
+            assert bits.equal(of_rank[f"{dtype} {n}"], want)
+            assert bits.equal(of_rank[f"{dtype} {n} turned"], want)
+            if ranks > 1:
+                two = ops.exact.sum(terms(2, dtype, n), 0)
+                assert bits.equal(of_rank[f"{dtype} {n} two"], two)
+
+
+def test_stock_is_not_exact(results: dict[int, list[dict[str, torch.Tensor]]]) -> None:
+    name = f"{torch.float32} 9001"
+    assert bits.count_different(results[4][0][f"{name} stock"], results[4][0][name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("octaves", [0, 3, 60])
+def test_few_terms_against_rows(dtype: torch.dtype, octaves: int) -> None:
+    x = special(spread(5, 4000, dtype=dtype, octaves=octaves, seed=octaves), 1)
+    assert bits.equal(engine.columns(x, dtype)[0], ops.exact.sum(x, 0))
+
+
+def test_alone() -> None:
+    x = torch.randn(3, 4)
+    y = ops.exact.all_reduce(x)
+    assert bits.equal(y, x) and y.data_ptr() != x.data_ptr()
