@@ -109,29 +109,44 @@ class SamebitsBackend(AttentionBackend):
 
 
 @dataclass
+class Part:
+    """Requests that lie one after the other in a batch and run by one call.
+
+    Attributes:
+        rows: their rows in the batch.
+        offsets: [requests + 1] cumulative query lengths, from 0.
+        lengths: [requests] keys of each request, the new ones included.
+        pages: [requests, pages] block table.
+        longest: the longest query, or more.
+        fresh: no request has keys of earlier steps.
+        keys: of the longest request, or more; None: not known on the host.
+        total: of all requests, or more; None likewise.
+    """
+
+    rows: slice
+    offsets: torch.Tensor
+    lengths: torch.Tensor
+    pages: torch.Tensor
+    longest: int
+    fresh: bool = False
+    keys: int | None = None
+    total: int | None = None
+
+
+@dataclass
 class SamebitsMetadata:
     """What all layers of a step share.
 
     Attributes:
         tokens: rows of the batch that are no padding.
-        longest: the longest query, or more.
-        offsets: [requests + 1] cumulative query lengths.
-        lengths: [requests] keys of each request, the new ones included.
-        pages: [requests, pages] block table.
-        slots: [tokens] where new keys and values go.
+        parts: one, or the requests that decode and then the others.
         causal: rows see nothing behind them.
-        fresh: no request has keys of earlier steps.
         at: pages and slots of the rows that are stored; on a CPU.
     """
 
     tokens: int
-    longest: int
-    offsets: torch.Tensor
-    lengths: torch.Tensor
-    pages: torch.Tensor
-    slots: torch.Tensor
+    parts: list[Part]
     causal: bool
-    fresh: bool
     at: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -139,6 +154,8 @@ class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
     """Lengths and tables stay on the device: any batch can be captured in a CUDA graph."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+    #: Requests with more rows than this come last; the second model runner always sorts them so.
+    reorder_batch_threshold: int | None = None if _on_cpu() else 1
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -154,40 +171,60 @@ class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
                 "vLLM attention", "each request of the batch has a mask of its own",
                 remedy="Use a model whose attention is causal",
             )  # fmt: skip
-        offsets, lengths = common.query_start_loc, common.seq_lens
-        pages, slots, at = common.block_table_tensor, common.slot_mapping, None
+        tokens, at = common.num_actual_tokens, None
         if _on_cpu():
-            offsets, lengths, pages = (t.to(torch.int64) for t in (offsets, lengths, pages))
-            slots = slots[: common.num_actual_tokens]
-            size = self.kv_cache_spec.block_size
+            slots, size = common.slot_mapping[:tokens], self.kv_cache_spec.block_size
             at = (slots // size, slots % size)
-        return SamebitsMetadata(
-            tokens=common.num_actual_tokens,
-            longest=common.max_query_len,
-            offsets=offsets,
-            lengths=lengths,
-            pages=pages,
-            slots=slots,
-            causal=common.causal,
-            fresh=_fresh(common),
-            at=at,
-        )
+        return SamebitsMetadata(tokens, _parts(common), common.causal, at)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> SamebitsMetadata:
-        metadata = self.build(0, common_attn_metadata)
-        metadata.lengths.fill_(1)  # a capture computes, and need not compute much
-        metadata.fresh = False
-        return metadata
+        """One part that serves every length that its table holds."""
+        common = common_attn_metadata
+        common.seq_lens.fill_(1)  # a capture computes, and need not compute much
+        return SamebitsMetadata(common.num_actual_tokens, [_whole(common)], bool(common.causal))
 
 
-def _fresh(common: Any) -> bool:
-    """Whether all keys of a batch are new, as far as the host knows."""
-    most = getattr(common, "seq_lens_cpu_upper_bound", None)
-    if most is None or common.max_query_len == 1:
-        return False
-    requests = common.num_reqs
-    lengths = common.query_start_loc_cpu[: requests + 1].diff()
-    return bool(torch.equal(most[:requests].to(lengths.dtype), lengths))
+def _whole(common: Any) -> Part:
+    """All requests of a batch, with nothing said about their lengths."""
+    offsets, lengths, pages = (
+        x.to(torch.int64) if _on_cpu() else x
+        for x in (common.query_start_loc, common.seq_lens, common.block_table_tensor)
+    )
+    rows = slice(0, common.num_actual_tokens)
+    return Part(rows, offsets, lengths, pages, common.max_query_len)
+
+
+def _parts(common: Any) -> list[Part]:
+    """The batch as one part, or as the requests of one row that lead it and the others.
+
+    Both model runners put requests that decode in front. Apart from the others they are a decoding
+    batch, and the others a batch of prompts, for which there are faster kernels.
+    """
+    whole, most = _whole(common), getattr(common, "seq_lens_cpu_upper_bound", None)
+    if most is None:
+        return [whole]
+    offsets = common.query_start_loc_cpu[: common.num_reqs + 1].to(torch.int64)
+    rows, keys = offsets.diff(), most[: common.num_reqs].to(torch.int64)
+    longer = (rows != 1).nonzero()
+    first = int(longer[0]) if len(longer) else len(rows)
+    if first in (0, len(rows)) or common.max_query_len == 1:
+        return [_told(whole, rows, keys)]
+    decoding = Part(
+        slice(0, first), whole.offsets[: first + 1], whole.lengths[:first], whole.pages[:first], 1,
+        keys=int(keys[:first].max()),
+    )  # fmt: skip
+    others = Part(
+        slice(first, whole.rows.stop), whole.offsets[first:] - first, whole.lengths[first:],
+        whole.pages[first:], whole.longest,
+    )  # fmt: skip
+    return [decoding, _told(others, rows[first:], keys[first:])]
+
+
+def _told(part: Part, rows: torch.Tensor, keys: torch.Tensor) -> Part:
+    """A part, and what the host knows of its requests' rows and keys."""
+    part.fresh = part.longest > 1 and torch.equal(rows, keys)
+    part.keys, part.total = int(keys.max()), int(keys.sum())
+    return part
 
 
 class SamebitsImpl(AttentionImpl):
@@ -245,32 +282,47 @@ class SamebitsImpl(AttentionImpl):
         if attn_metadata is None:  # memory is being measured
             return output.zero_()
         step, n = attn_metadata, attn_metadata.tokens
-        options: dict[str, Any] = {
-            "scale": self.scale, "causal": step.causal, "window": self.sliding_window,
-            "softcap": self.soft_cap, "sinks": self.sinks, "max_q": step.longest,
-        }  # fmt: skip
         encoder = self.attn_type == AttentionType.ENCODER_ONLY
         if step.at is not None and not encoder and self.kv_sharing_target_layer_name is None:
             keys, values = self._planes(kv_cache)
             keys[step.at], values[step.at] = key[:n], value[:n]
-        if encoder or (step.fresh and not self.fp8):
-            # The same bits as from the cache, by kernels that need not look up pages.
-            options["causal"] = step.causal and not encoder
-            result = attention_varlen(
-                query[:n], key[:n], value[:n], step.offsets, step.offsets, max_k=step.longest,
-                **options,
-            )  # fmt: skip
-        else:
-            keys, values = self._planes(kv_cache)
-            if self.fp8:
-                keys, values = (x.view(torch.float8_e4m3fn) for x in (keys, values))
-                options |= {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
-            result = attention_paged(
-                query[:n], keys, values, step.pages, step.lengths, step.offsets, **options
-            )
-        assert isinstance(result, torch.Tensor)
-        output[:n].copy_(result.view(output[:n].shape))
+        for part in step.parts:
+            self._run(layer, part, step.causal, query, key, value, kv_cache, output)
         return output
+
+    def _run(
+        self,
+        layer: Any,
+        part: Part,
+        causal: bool,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """A part's rows of `output`."""
+        rows, encoder = part.rows, self.attn_type == AttentionType.ENCODER_ONLY
+        options: dict[str, Any] = {
+            "scale": self.scale, "causal": causal and not encoder, "window": self.sliding_window,
+            "softcap": self.soft_cap, "sinks": self.sinks, "max_q": part.longest,
+            "out": output[rows].view(-1, self.num_heads, output.shape[-1]),
+        }  # fmt: skip
+        if encoder or (part.fresh and not self.fp8):
+            # The same bits as from the cache, by kernels that need not look up pages.
+            attention_varlen(
+                query[rows], key[rows], value[rows], part.offsets, part.offsets,
+                max_k=part.longest, **options,
+            )  # fmt: skip
+            return
+        keys, values = self._planes(kv_cache)
+        if self.fp8:
+            keys, values = (x.view(torch.float8_e4m3fn) for x in (keys, values))
+            options |= {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+        attention_paged(
+            query[rows], keys, values, part.pages, part.lengths, part.offsets, max_k=part.keys,
+            total_k=part.total, **options,
+        )  # fmt: skip
 
     def do_kv_cache_update(
         self,

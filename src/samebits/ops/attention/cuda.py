@@ -151,11 +151,17 @@ def dense(
 
 
 def packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: run.Sequences, **options: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: run.Sequences,
+    out: torch.Tensor | None = None,
+    **options: Any,
 ) -> run.Result:
     """Attention over packed queries [total, H, D]; K and V packed alike, or pages of a cache.
 
     Args:
+        out: as `run.packed`.
         options: of `run.Options`.
 
     Returns:
@@ -164,7 +170,7 @@ def packed(
     group = q.size(1) // max(1, k.size(-2))
     contract, schedule = _plan(q, v, group, sequences.longest_q)
     return run.packed(
-        contract, schedule, _rows(q), _rows(k), _rows(v), run.Options(**options), sequences
+        contract, schedule, _rows(q), _rows(k), _rows(v), run.Options(**options), sequences, out
     )
 
 

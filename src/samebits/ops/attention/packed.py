@@ -7,7 +7,7 @@ import math
 import torch
 
 from samebits.engines.cpu import attention as engine
-from samebits.errors import ShapeError, UncoveredError
+from samebits.errors import DTypeError, ShapeError, UncoveredError
 from samebits.ops.attention import checks
 from samebits.ops.attention.autograd import needs_grad
 from samebits.ops.attention.dispatch import operands
@@ -31,6 +31,7 @@ def attention_varlen(
     max_q: int | None = None,
     max_k: int | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of sequences that lie one after the other, the layout of FlashAttention's varlen.
 
@@ -45,6 +46,7 @@ def attention_varlen(
             keys (kv_len - q_len), as FlashAttention does.
         max_q, max_k: the longest query and the longest sequence, or more. Only a GPU needs them,
             and only while a CUDA graph is captured: else they are read from the offsets.
+        out: [total_q, Hq, Dv] of q's dtype, dense columns, to write to and return; None: a new one.
         scale, causal, window, softcap, sinks, k_scale, v_scale, return_lse: as in
             `samebits.ops.attention`.
 
@@ -64,7 +66,7 @@ def attention_varlen(
     if q.is_cuda:
         return _on_gpu(
             op, q, k, v, cu_q, q_start, max_q, scale, causal, window, softcap, sinks, k_scale,
-            v_scale, return_lse, cu_k=cu_k, max_k=max_k,
+            v_scale, return_lse, out, cu_k=cu_k, max_k=max_k,
         )  # fmt: skip
     cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
     cu_k = checks.offsets(op, "cu_k", cu_k, k.size(0))
@@ -73,7 +75,7 @@ def attention_varlen(
     starts = _starts(op, q_start, cu_k.diff() - cu_q.diff())
     longest = int(cu_q.diff().max()) if cu_q.numel() > 1 else 0
     sequences = engine.Sequences(cu_q.numel() - 1, longest, starts, cu_q=cu_q, cu_k=cu_k)
-    return _launch(op, q, k, v, sequences, scale, causal, window, softcap, sinks, return_lse)
+    return _launch(op, q, k, v, sequences, scale, causal, window, softcap, sinks, return_lse, out)
 
 
 def attention_paged(
@@ -93,7 +95,10 @@ def attention_paged(
     k_scale: torch.Tensor | float | None = None,
     v_scale: torch.Tensor | float | None = None,
     max_q: int | None = None,
+    max_k: int | None = None,
+    total_k: int | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention over a paged KV cache (Kwon et al., PagedAttention, 2023), any page size.
 
@@ -109,6 +114,11 @@ def attention_paged(
         cu_q: [N + 1] cumulative query lengths.
         q_start: [N] position of each sequence's first row; None means seq_lens - q_len.
         max_q: the longest query, or more, as in `attention_varlen`.
+        max_k: the longest of seq_lens, or more; None: what block_table can hold. Only a GPU uses
+            it, and `total_k`: fewer programs are started, with the same bits.
+        total_k: the sum of seq_lens, or more, if the host knows it: long chunks of prompts then
+            have their keys copied side by side, which is faster.
+        out: as in `attention_varlen`.
         scale, causal, window, softcap, sinks, k_scale, v_scale, return_lse: as in
             `samebits.ops.attention`.
 
@@ -132,7 +142,8 @@ def attention_paged(
     if q.is_cuda:
         return _on_gpu(
             op, q, k_cache, v_cache, cu_q, q_start, max_q, scale, causal, window, softcap, sinks,
-            k_scale, v_scale, return_lse, kv_lens=seq_lens, table=block_table,
+            k_scale, v_scale, return_lse, out, max_k=max_k, kv_lens=seq_lens, table=block_table,
+            total_k=total_k,
         )  # fmt: skip
     cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
     lens = checks.integers(op, "seq_lens", seq_lens, 1)
@@ -159,7 +170,7 @@ def attention_paged(
         count, longest, starts, cu_q=cu_q, block_table=table, kv_lens=lens, page=page
     )
     return _launch(
-        op, q, k_cache, v_cache, sequences, scale, causal, window, softcap, sinks, return_lse
+        op, q, k_cache, v_cache, sequences, scale, causal, window, softcap, sinks, return_lse, out
     )
 
 
@@ -224,11 +235,13 @@ def _on_gpu(
     k_scale: torch.Tensor | float | None,
     v_scale: torch.Tensor | float | None,
     return_lse: bool,
+    out: torch.Tensor | None,
     *,
     cu_k: torch.Tensor | None = None,
     max_k: int | None = None,
     kv_lens: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
+    total_k: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Both layouts on a GPU: lengths and tables stay on the device."""
     from samebits.ops.attention import cuda
@@ -245,15 +258,17 @@ def _on_gpu(
         raise ShapeError(f"{op}: cu_q names {count} sequences, other arguments another number")
     heads = k.size(-2)
     if table is not None:
-        longest_k = table.size(1) * k.size(1)
+        held = table.size(1) * k.size(1)
+        longest_k = held if max_k is None else min(max_k, held)
     else:
         assert cu_k is not None
         longest_k = cuda.longest(op, "max_k", max_k, cu_k)
     sequences = cuda.Sequences(
-        count, cuda.longest(op, "max_q", max_q, cu_q), longest_k, cu_q, cu_k, kv_lens, table, starts
-    )
+        count, cuda.longest(op, "max_q", max_q, cu_q), longest_k, cu_q, cu_k, kv_lens, table,
+        starts, total_k,
+    )  # fmt: skip
     out, lse = cuda.packed(
-        q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
+        q, k, v, sequences, _checked(op, out, q, v), scale=scale, causal=causal, window=window, softcap=softcap,
         sinks=None if sinks is None else checks.sink_logits(op, sinks, q.size(1), q.device),
         k_scale=cuda.scales(op, "k_scale", k_scale, q, k, heads),
         v_scale=cuda.scales(op, "v_scale", v_scale, q, v, heads), lse=return_lse,
@@ -273,10 +288,30 @@ def _launch(
     softcap: float | None,
     sinks: torch.Tensor | None,
     return_lse: bool,
+    out: torch.Tensor | None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     logits = None if sinks is None else checks.sink_logits(op, sinks, q.size(1))
-    out, lse = engine.packed(
+    result, lse = engine.packed(
         q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
         sinks=logits, lse=return_lse,
     )  # fmt: skip
-    return out if lse is None else (out, lse)
+    if _checked(op, out, q, v) is not None:
+        result = out.copy_(result)
+    return result if lse is None else (result, lse)
+
+
+def _checked(
+    op: str, out: torch.Tensor | None, q: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor | None:
+    """`out`, if the result can be written there."""
+    if out is None:
+        return None
+    shape = (*q.shape[:2], v.size(-1))
+    if out.dtype is not q.dtype or out.device != q.device:
+        raise DTypeError(f"{op}: out is {out.dtype} on {out.device}, q {q.dtype} on {q.device}")
+    if out.shape != shape or (out.stride(-1) != 1 and shape[-1] > 1):
+        raise ShapeError(
+            f"{op}: out must be {shape} with its columns side by side, not {tuple(out.shape)} of "
+            f"strides {out.stride()}"
+        )
+    return out

@@ -12,6 +12,7 @@ from samebits.contract import AttentionContract
 from samebits.engines.cuda.attention import decode, prefill, spread
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
+from samebits.engines.triton.attention.gather import gathered
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
 from samebits.engines.triton.attention.schedule import AttentionSchedule
 from samebits.engines.triton.launch import launch
@@ -19,6 +20,8 @@ from samebits.errors import ContractError
 
 #: Elements of partial results (fp32) from which on a tile's leaves are not shared.
 WORKSPACE = 1 << 27
+#: Elements of keys and values of a paged cache that are copied side by side at most.
+GATHERED = 1 << 28
 #: Keys of a step.
 STEP = 64
 _LOG2E = math.log2(math.e)
@@ -37,6 +40,7 @@ class Sequences:
         kv_lens: [count] KV lengths of a paged cache, or None.
         table: [count, pages] page numbers of a paged cache, or None.
         starts: [count] position of each sequence's first row; None puts the rows at the end.
+        total_kv: keys of all sequences of a paged cache, or more; None: not known on the host.
     """
 
     count: int
@@ -47,6 +51,7 @@ class Sequences:
     kv_lens: torch.Tensor | None = None
     table: torch.Tensor | None = None
     starts: torch.Tensor | None = None
+    total_kv: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,12 @@ def packed(
     v: torch.Tensor,
     options: Options,
     sequences: Sequences,
+    out: torch.Tensor | None = None,
 ) -> Result:
     """Attention over packed queries [total, Hq, D]; K and V packed alike, or pages of a cache.
+
+    Args:
+        out: [total, Hq, Dv] to write to, its columns side by side; None: a new tensor.
 
     Returns:
         [total, Hq, Dv], and the logsumexp [Hq, total] in fp32 or None.
@@ -144,14 +153,19 @@ def packed(
         ContractError: as `dense`.
     """
     total, heads, _ = q.shape
-    out = q.new_empty((total, heads, v.size(-1)))
+    if out is None:
+        out = q.new_empty((total, heads, v.size(-1)))
     s, paged = sequences, sequences.table is not None
     lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
     tiles = -(-total // prefill.ROWS) * heads
-    if not paged and _prefill(
-        contract, schedule, _one(q), _one(k), _one(v), _one(out),
+    packed_k, packed_v, cu_k = k, v, s.cu_k
+    if s.table is not None and _worth_copying(schedule, k, v, s, tiles):
+        assert s.kv_lens is not None and s.total_kv is not None
+        packed_k, packed_v, cu_k = gathered(k, v, s.table, s.kv_lens, s.total_kv, s.longest_kv)
+    if cu_k is not None and _prefill(
+        contract, schedule, _one(q), _one(packed_k), _one(packed_v), _one(out),
         None if lse is None else lse.unsqueeze(0), options, tiles, positions=s.starts,
-        query_starts=s.cu_q, key_starts=s.cu_k, lengths=(s.longest_q, s.longest_kv),
+        query_starts=s.cu_q, key_starts=cu_k, lengths=(s.longest_q, s.longest_kv),
     ):  # fmt: skip
         return out, lse
     if (
@@ -209,6 +223,16 @@ def _prefill(
         contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, **where,
     )  # fmt: skip
     return True
+
+
+def _worth_copying(
+    schedule: AttentionSchedule, k: torch.Tensor, v: torch.Tensor, s: Sequences, tiles: int
+) -> bool:
+    """Whether a batch has rows enough for the kernel of packed sequences, and keys few enough."""
+    if s.total_kv is None or s.longest_q == 1 or schedule.prefill is None or not k.is_cuda:
+        return False
+    elements = s.total_kv * k.size(2) * (k.size(3) + v.size(3))
+    return tiles >= schedule.prefill.tiles and elements <= GATHERED
 
 
 def _decode(
