@@ -91,7 +91,7 @@ from samebits.ops.reduce import (
     var_mean,
     vector_norm,
 )
-from samebits.ops.rotary import rotary
+from samebits.ops.rotary import rotary, rotary_qk
 from samebits.ops.sampling import apply_penalties, sample
 from samebits.ops.scan import cumprod, cumsum
 from samebits.ops.scatter import (
@@ -185,6 +185,7 @@ __all__ = [
     "prod",
     "rms_norm",
     "rotary",
+    "rotary_qk",
     "router_topk",
     "row_parallel_linear",
     "rsqrt",

@@ -6,6 +6,7 @@ imported a class by name all get them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -194,7 +195,57 @@ def _rotary(
         return result
     cache, crossed = self._match_cos_sin_cache_dtype(query), not self.is_neox_style
     positions = positions.flatten()
+    if key is not None and not crossed and cache.shape[1] == self.head_size and query.dim() == 2:
+        return opaque.rotary_qk(query, key, cache, positions, self.head_size)
     query = opaque.rotary(query, cache, positions, self.head_size, crossed)
     if key is not None:
         key = opaque.rotary(key, cache, positions, self.head_size, crossed)
     return query, key
+
+
+# ---- several of them in one launch ---------------------------------------------------------------
+
+#: Attention modules of vLLM that norm the heads of queries and keys and then turn them.
+_NORMED_HEADS = frozenset({"Qwen3Attention", "Qwen3MoeAttention"})
+
+
+def fuse(patches: Patches, model: Any) -> None:
+    """Gives attention modules of a loaded model a forward of fewer launches with the same bits."""
+    for kind in {type(m) for m in model.modules() if type(m).__name__ in _NORMED_HEADS}:
+        if not hasattr(kind.forward, "samebits"):
+            patches.set(kind, "forward", _normed_attention(kind.forward))
+
+
+def _normed_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        """Projection, norms and rotary embedding in one, attention, projection."""
+        norms, rope = (self.q_norm, self.k_norm), self.rotary_emb
+        if not _usual(rope, self.head_dim, *norms) or positions.dim() != 1:
+            result: Tensor = original(self, positions, hidden_states)
+            return result
+        qkv, _ = self.qkv_proj(hidden_states)
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], -1)
+        q, k = opaque.rotary_qk(
+            q, k, rope._match_cos_sin_cache_dtype(q), positions, self.head_dim,
+            norms[0].weight, norms[1].weight, norms[0].variance_epsilon,
+        )  # fmt: skip
+        output: Tensor = self.o_proj(self.attn(q, k, v))[0]
+        return output
+
+    forward.samebits = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _usual(rope: Any, head: int, *norms: Any) -> bool:
+    """Whether a whole head turns by vLLM's plain rule, after norms with weights and one epsilon."""
+    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    return (
+        type(rope).forward_native is RotaryEmbedding.forward_native
+        and rope.is_neox_style
+        and rope.rotary_dim == head
+        and all(type(n) is RMSNorm and n.has_weight for n in norms)
+        and all(n.variance_size_override is None for n in norms)
+        and len({n.variance_epsilon for n in norms}) == 1
+    )

@@ -78,6 +78,37 @@ def _rotary_fake(
     return x.new_empty(x.shape)
 
 
+def _rotary_qk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    head: int,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = cache.chunk(2, -1)
+    turned = ops.rotary_qk(
+        q.view(len(q), -1, head), k.view(len(k), -1, head), cos, sin, positions,
+        q_weight=q_weight, k_weight=k_weight, eps=eps,
+    )  # fmt: skip
+    return turned[0].flatten(1), turned[1].flatten(1)
+
+
+def _rotary_qk_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    head: int,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
 def _moe(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
@@ -106,6 +137,7 @@ _OPS: dict[str, tuple[Any, Any]] = {
     "add_rms_norm": (_add_rms_norm, _add_rms_norm_fake),
     "gated": (_gated, _gated_fake),
     "rotary": (_rotary, _rotary_fake),
+    "rotary_qk": (_rotary_qk, _rotary_qk_fake),
     "moe": (_moe, _moe_fake),
 }
 
@@ -171,6 +203,25 @@ def rotary(
         )
         return result
     return _rotary(x, cache, positions, head, interleaved)
+
+
+def rotary_qk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    head: int,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`ops.rotary_qk` of q [T, Hq * head] and k [T, Hk * head], over a cache [P, head]."""
+    if torch.compiler.is_compiling():
+        result: tuple[torch.Tensor, torch.Tensor] = torch.ops.vllm.samebits_rotary_qk(
+            q, k, cache, positions, head, q_weight, k_weight, eps
+        )
+        return result
+    return _rotary_qk(q, k, cache, positions, head, q_weight, k_weight, eps)
 
 
 def moe(

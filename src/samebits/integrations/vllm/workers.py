@@ -46,6 +46,7 @@ def equip(worker: Any, options: Options) -> None:
     """
     global _options
     import samebits
+    from samebits.integrations.vllm import layers
 
     samebits.enable(policy=options.policy)
     if options.plan is not None:
@@ -61,6 +62,7 @@ def equip(worker: Any, options: Options) -> None:
         agree(options)
         result = load(*args, **kwargs)
         check_model(worker, options)
+        layers.fuse(_patches, worker.model_runner.get_model())
         return result
 
     worker.load_model = load_model

@@ -268,7 +268,8 @@ def _on_gpu(
         starts, total_k,
     )  # fmt: skip
     out, lse = cuda.packed(
-        q, k, v, sequences, _checked(op, out, q, v), scale=scale, causal=causal, window=window, softcap=softcap,
+        q, k, v, sequences, _checked(op, out, q, v), scale=scale, causal=causal, window=window,
+        softcap=softcap,
         sinks=None if sinks is None else checks.sink_logits(op, sinks, q.size(1), q.device),
         k_scale=cuda.scales(op, "k_scale", k_scale, q, k, heads),
         v_scale=cuda.scales(op, "v_scale", v_scale, q, v, heads), lse=return_lse,
@@ -295,8 +296,8 @@ def _launch(
         q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
         sinks=logits, lse=return_lse,
     )  # fmt: skip
-    if _checked(op, out, q, v) is not None:
-        result = out.copy_(result)
+    if (place := _checked(op, out, q, v)) is not None:
+        result = place.copy_(result)
     return result if lse is None else (result, lse)
 
 

@@ -8,8 +8,9 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import pointwise as engine
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.checks import one_device
+from samebits.ops.norm import rms_norm
 
-__all__ = ["rotary"]
+__all__ = ["rotary", "rotary_qk"]
 
 
 def rotary(
@@ -107,3 +108,78 @@ def _looked_up(
         raise ShapeError(f"rotary: a position is outside [0, {len(cos)})")
     cos, sin = (f[positions.long()][..., None, :] for f in (cos, sin))
     return engine.rotary(x, cos, sin, interleaved)
+
+
+def rotary_qk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rotary` of queries and keys, each head normalised by `rms_norm` first if weights are given.
+
+    The bits of the operations one after the other, on a GPU mostly in one launch.
+
+    Args:
+        q: [T, Hq, D]; k: [T, Hk, D]; dtypes and strides as in `rotary`.
+        cos, sin, positions, interleaved: as in `rotary` with positions [T].
+        q_weight, k_weight: [D] of the norms, of q's dtype; both or none.
+        eps: of the norms.
+
+    Returns:
+        [T, Hq, D] and [T, Hk, D], contiguous.
+
+    Raises:
+        DTypeError, ShapeError: as `rotary` and `rms_norm`; one weight without the other.
+    """
+    if (q_weight is None) != (k_weight is None):
+        raise ShapeError("rotary_qk: give the weights of both norms, or none")
+    if _fused(q, k, cos, sin, positions, interleaved, q_weight, k_weight):
+        from samebits.ops.rotary import cuda
+
+        return cuda.rotary_qk(q, k, cos, sin, positions, q_weight, k_weight, eps)
+    if q_weight is not None:
+        q = rms_norm(q, q.shape[-1:], q_weight, eps)
+        k = rms_norm(k, k.shape[-1:], k_weight, eps)
+    return (
+        rotary(q, cos, sin, interleaved, positions=positions),
+        rotary(k, cos, sin, interleaved, positions=positions),
+    )
+
+
+def _fused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool,
+    *weights: torch.Tensor | None,
+) -> bool:
+    """Whether the arguments are such as the one kernel takes; all others go one by one."""
+    if not q.is_cuda or interleaved or q.dim() != 3 or k.dim() != 3 or q.dtype not in DTYPE_CODE:
+        return False
+    (tokens, _, d), half = q.shape, q.shape[-1] // 2
+    alike = all(x.dtype is q.dtype and x.device == q.device for x in (k, cos, sin))
+    return (
+        alike
+        and 2 <= d <= 1024
+        and d & (d - 1) == 0
+        and k.shape[::2] == q.shape[::2]
+        and cos.dim() == 2
+        and cos.shape == sin.shape
+        and cos.shape[1] == half
+        and positions.shape == (tokens,)
+        and positions.device == q.device
+        and positions.dtype in (torch.int32, torch.int64)
+        and all(
+            w is None or (w.shape == (d,) and w.dtype is q.dtype and w.device == q.device)
+            for w in weights
+        )
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from samebits.engines.triton.rows import heads
 from samebits.engines.triton.rows import rotary as engine
 from samebits.errors import ShapeError
 from samebits.ops.gpu import recorded
@@ -42,3 +43,20 @@ def _three_axes(x: torch.Tensor) -> torch.Tensor:
     if x.dim() <= 4:
         return x[(None,) * (4 - x.dim())]
     return x.reshape(-1, *x.shape[-3:])
+
+
+@recorded
+def rotary_qk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `samebits.ops.rotary_qk`, which checks everything."""
+    q, k, cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, cos, sin))
+    q_weight, k_weight = (w if w is None else w.contiguous() for w in (q_weight, k_weight))
+    return heads.heads(q, k, cos, sin, positions.contiguous(), q_weight, k_weight, eps)
