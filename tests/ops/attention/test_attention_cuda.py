@@ -157,6 +157,30 @@ def test_packed_and_paged_sequences_have_their_own_bits() -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("page", [16, 48])
+def test_what_the_host_knows_of_lengths_changes_no_bit(page: int) -> None:
+    """Long chunks behind a cached prefix then run by the kernel of packed rows, on copied keys."""
+    rows, lengths = [600, 70, 1], [1500, 70, 900]
+    each, total = -(-1600 // page), sum(rows)
+    q, cache = draw(total, 32, 128), draw(3 * each, page, 8, 256, seed=1)
+    k, v = cache.chunk(2, -1)
+    table = torch.randperm(3 * each, device=DEVICE).view(3, each).to(torch.int32)
+    lens = torch.tensor(lengths, device=DEVICE, dtype=torch.int32)
+    cu_q = torch.tensor([0, 600, 670, 671], device=DEVICE, dtype=torch.int32)
+    want = sb.ops.attention_paged(q, k, v, table, lens, cu_q)
+    out = torch.zeros(total + 1, 32, 128, device=DEVICE).bfloat16()
+    told = {"max_q": 600, "max_k": 1500, "total_k": 2500, "out": out[:total]}
+    got = sb.ops.attention_paged(q, k, v, table, lens, cu_q, **told)
+    assert isinstance(got, torch.Tensor)
+    assert got.data_ptr() == out.data_ptr()
+    assert bits.equal(got, want)
+    assert not out[total].any()
+    one = {"max_q": 1, "max_k": 900}
+    last = sb.ops.attention_paged(q[670:], k, v, table[2:], lens[2:], cu_q[2:] - 670, **one)
+    assert bits.equal(last, want[670:])
+
+
+@on_gpu
 def test_a_captured_decode_serves_every_length() -> None:
     heads, page, each = 4, 64, 20
     k, v = (draw(2 * each, page, 2, 64, seed=i) for i in (1, 2))

@@ -7,6 +7,7 @@ import torch
 from attention_cases import DTYPES, qkv
 
 from samebits import bits
+from samebits.errors import DTypeError, ShapeError
 from samebits.ops.attention import attention, attention_paged, attention_varlen
 
 LENGTHS = [(1, 1), (5, 5), (1, 700), (40, 40), (33, 550), (0, 3), (1, 1030), (2, 513)]
@@ -80,3 +81,19 @@ def test_no_sequences() -> None:
     empty = torch.zeros(0, 2, 16)
     cu = torch.zeros(1, dtype=torch.int64)
     assert attention_varlen(empty, empty, empty, cu, cu).shape == (0, 2, 16)
+
+
+def test_a_result_is_written_where_the_caller_says() -> None:
+    parts = sequences(torch.bfloat16)
+    (q, cu_q), (k, cu_k), (v, _) = (pack([p[i] for p in parts]) for i in range(3))
+    want = attention_varlen(q, k, v, cu_q, cu_k, causal=True)
+    wide = torch.zeros(len(q), q.size(1), v.size(2) + 3, dtype=q.dtype)
+    out = attention_varlen(q, k, v, cu_q, cu_k, causal=True, out=wide[..., : v.size(2)])
+    assert isinstance(out, torch.Tensor)
+    assert out.data_ptr() == wide.data_ptr()
+    assert bits.equal(wide[..., : v.size(2)].contiguous(), want)
+    assert not wide[..., v.size(2) :].any()
+    with pytest.raises(ShapeError, match="out must be"):
+        attention_varlen(q, k, v, cu_q, cu_k, out=torch.empty_like(wide))
+    with pytest.raises(DTypeError, match="out is"):
+        attention_varlen(q, k, v, cu_q, cu_k, out=wide.float())

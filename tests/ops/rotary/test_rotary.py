@@ -7,7 +7,8 @@ import torch
 
 from samebits import bits
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.rotary import rotary
+from samebits.ops.norm import rms_norm
+from samebits.ops.rotary import rotary, rotary_qk
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -81,3 +82,23 @@ def test_positions_pick_rows_of_the_caches(interleaved: bool) -> None:
         rotary(x, cos[:, :3], sin[:, :3], positions=at)
     with pytest.raises(DTypeError, match="int32"):
         rotary(x, cos, sin, positions=at.float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("d", [128, 96])
+def test_queries_and_keys_together(dtype: torch.dtype, normed: bool, d: int) -> None:
+    """In one call, with norms: the bits of the operations one after the other."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = torch.randn(7, 8 * d).to(dtype).to(device)
+    q, k = (x.unflatten(1, (-1, d)) for x in rows.split((5 * d, 3 * d), 1))
+    cos, sin = (f.to(device) for f in factors(30, d, dtype))
+    at = torch.randint(0, 30, (7,)).to(device)
+    weights = [torch.randn(d).to(dtype).to(device) for _ in range(2)] if normed else [None, None]
+    got = rotary_qk(q, k, cos, sin, at, q_weight=weights[0], k_weight=weights[1], eps=1e-5)
+    for x, w, y in zip((q, k), weights, got, strict=True):
+        if w is not None:
+            x = rms_norm(x, (d,), w, 1e-5)
+        assert bits.equal(y, rotary(x, cos, sin, positions=at))
+    with pytest.raises(ShapeError, match="both norms"):
+        rotary_qk(q, k, cos, sin, at, q_weight=torch.ones(d, dtype=dtype))
