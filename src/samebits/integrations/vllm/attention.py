@@ -57,6 +57,11 @@ class SamebitsBackend(AttentionBackend):
         return [MultipleOf(16)]
 
     @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """Pages of a step's keys, if the user does not say: one look-up a step."""
+        return default_block_size if _on_cpu() else max(default_block_size, 64)
+
+    @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 8 == 0 and head_size <= _MAX_HEAD
 

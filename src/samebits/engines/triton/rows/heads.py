@@ -17,8 +17,8 @@ from samebits.engines.triton.rows.rotary import product
 from samebits.engines.triton.rows.schedule import cdiv
 from samebits.engines.triton.rows.tree import begin, fold_pairs, overlaps
 
-#: Pairs of elements that one program turns, at most.
-_PAIRS, _WARPS = 512, 4
+#: Pairs of elements that one program turns, at most: fewer while there are few tokens.
+_PAIRS, _MORE, _TOKENS, _WARPS = 512, 2048, 1024, 4
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def heads(
     )
     if not tokens or not q_heads + k_heads:
         return turned
-    share = max(1, _PAIRS // (d // 2))
+    share = max(1, (_PAIRS if tokens < _TOKENS else _MORE) // (d // 2))
     q_groups = cdiv(q_heads, share)
     groups = q_groups + cdiv(k_heads, share)
     pdl = overlaps(q, tokens * groups)
