@@ -212,15 +212,15 @@ def _prefill(
         where: the sequences, as `prefill.prefill` takes them.
     """
     wanted, o = schedule.prefill, options
-    # Windows, sinks and logsumexps have yet to be compared byte for byte on a chip.
-    special = (o.softcap, o.k_scale, o.v_scale, o.window, o.sinks, lse)
+    special = (o.softcap, o.k_scale, o.v_scale)
     if wanted is None or tiles < wanted.tiles or any(x is not None for x in special):
         return False
     wide = any(isinstance(x, torch.Tensor) and x.dtype is not torch.int32 for x in where.values())
     if wide or not q.is_cuda or not o.scale > 0 or not prefill.covers(contract, q, k, v):
         return False
     prefill.prefill(
-        contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, **where,
+        contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, window=o.window or 0,
+        sinks=o.sinks, lse=lse, **where,
     )  # fmt: skip
     return True
 
