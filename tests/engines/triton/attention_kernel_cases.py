@@ -51,6 +51,22 @@ def alike(q_len: int, kv_len: int, d: int = 16) -> tuple[torch.Tensor, ...]:
     return tuple(x.to(DEVICE, torch.bfloat16) for x in (q, k, v))
 
 
+def ordered(q_len: int, kv_len: int, kv: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """q, k, v whose results say which 16 keys the tensor core takes together.
+
+    Of every 32 keys two have weight 1 and values that cancel, both in the first half: what else is
+    in their block is cut to a few bits, what is in the other keeps all.
+    """
+    g = torch.Generator().manual_seed(0)
+    q = torch.zeros(1, 2, q_len, 32)
+    k = torch.zeros(1, 1, kv_len, 32)
+    q[..., 0], k[..., 0] = 32**0.5, -8.0 - torch.rand(kv_len, generator=g)
+    v = torch.rand(1, 1, kv_len, 32, generator=g) / 4
+    k[..., ::32, 0] = k[..., 2::32, 0] = 0
+    v[..., ::32, :], v[..., 2::32, :] = 448, -448
+    return q.to(DEVICE, torch.bfloat16), k.to(DEVICE, kv), v.to(DEVICE, kv)
+
+
 def seen_keys(q_len: int, kv_len: int, start: int, causal: bool, window: int | None) -> np.ndarray:
     row, key = start + np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
     seen = np.ones((q_len, kv_len), bool)

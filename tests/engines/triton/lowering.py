@@ -1,8 +1,9 @@
-"""Lowers the attention kernels for a Hopper GPU as far as Triton's own dialect: no GPU is needed.
+"""Lowers the attention kernels for a Hopper GPU as far as Triton's own dialects: no GPU is needed.
 
 Run as a program, for the interpreter cannot be turned off in a process that has it: prints one line
-for each variant that Triton does not accept. What the interpreter runs as Python, the compiler may
-still refuse.
+for each variant that Triton does not accept, and for each in which it lays out an operand of a
+product so that its k is taken in another order. What the interpreter runs as Python, the compiler
+may still refuse, or change.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
+from triton.backends.compiler import GPUTarget, Language
 from triton.compiler import ASTSource, CompilationError, make_backend
 
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
+from samebits.engines.triton.launch import _check_blocks
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {"q": "*bf16", "k": "*bf16", "v": "*bf16", "out": "*bf16"}
@@ -60,8 +62,25 @@ def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
         yield values_kernel, shared | {"DV": 64, "COLUMNS": 16, "LEAF": 512}, scores | written
 
 
-def lower(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> None:
-    """Raises what Triton raises."""
+def reordered() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
+    """As `variants`: what might take k in another order, where loads are narrower than operands."""
+    fp8 = {"k": "*fp8e4nv", "v": "*fp8e4nv"}
+    for block in (16, 32, 64):
+        yield attention_kernel, {"BLOCK_M": block, "MASK": 1}, {"mask": "*i1"}
+        yield attention_kernel, {"BLOCK_M": block, "CAUSAL": True}, fp8
+    yield attention_kernel, {"MASK": 1, "SOFTCAP": True, "D": 32}, fp8 | {"mask": "*i1"}
+    yield attention_kernel, {"MASK": 2}, {"mask": "*fp32"}
+    yield attention_kernel, {"ONE_POSITION": True, "SPAN": 2}, fp8
+    scores = {"scores": "*fp32", "tops": "*fp32"}
+    yield scores_kernel, SHARED | {"D": 64, "BLOCK_D": 64}, fp8 | scores
+    values = SHARED | {"DV": 64, "COLUMNS": 16, "LEAF": 512}
+    yield values_kernel, values, fp8 | scores | {"partial": "*fp32", "stats": "*fp32"}
+
+
+def lower(
+    kernel: Any, constants: dict[str, Any], there: dict[str, str], blocks: bool = False
+) -> None:
+    """Raises what Triton raises; with `blocks`, what `launch` raises for another order of k."""
     if kernel is attention_kernel:
         constants = FORWARD | constants
     signature, values = {}, {}
@@ -77,13 +96,20 @@ def lower(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> None
     ir.load_dialects(context)
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(options)
-    source.make_ir(TARGET, options, functions, backend.get_module_map(), context)
+    module = source.make_ir(TARGET, options, functions, backend.get_module_map(), context)
+    if blocks:
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, Language.TRITON)
+        metadata = {"hash": "", "target": TARGET, **options.__dict__}
+        for stage in ("ttir", "ttgir"):
+            module = stages[stage](module, metadata)
+        _check_blocks(kernel.__name__, str(module))
 
 
-def refusal(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> str | None:
-    """Why Triton does not accept a variant; None if it does."""
+def refusal(*variant: Any, blocks: bool = False) -> str | None:
+    """Why a variant is not accepted; None if it is."""
     try:
-        lower(kernel, constants, there)
+        lower(*variant, blocks=blocks)
     except (CompilationError, TypeError, ValueError) as error:
         reason: BaseException = error
         while reason.__cause__ is not None:
@@ -95,4 +121,7 @@ def refusal(kernel: Any, constants: dict[str, Any], there: dict[str, str]) -> st
 if __name__ == "__main__":
     for variant in variants():
         if why := refusal(*variant):
+            print(variant, why)
+    for variant in reordered():
+        if why := refusal(*variant, blocks=True):
             print(variant, why)

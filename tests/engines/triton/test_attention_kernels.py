@@ -14,6 +14,7 @@ from attention_kernel_cases import (
     attend,
     contract,
     expected,
+    ordered,
     paged,
     qkv,
 )
@@ -122,6 +123,27 @@ def test_masks_of_scores_that_are_alike(
     if kind == "float":
         mask = torch.where(mask, torch.randn(1, 12, 300, generator=g), -math.inf)
     same(schedule, *alike(12, 300), mask=mask, causal=False, softcap=softcap)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "q_len"), [(WHOLE, 6), (SPLIT, 6), (TALL, 6), (SPREAD, 1), (PAIRS, 1)],
+    ids=["whole", "split", "tall", "spread", "pairs"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "half"])
+@pytest.mark.parametrize("kv", [torch.bfloat16, torch.float8_e4m3fn])
+def test_blocks_are_16_keys_in_a_row(
+    schedule: AttentionSchedule, q_len: int, kind: str, kv: torch.dtype
+) -> None:
+    """However the compiler lays operands out that come from fp8 or that a mask has touched."""
+    q, k, v = ordered(q_len, 300, kv)
+    if kind == "none":
+        same(schedule, q, k, v)
+        return
+    mask = torch.ones(q_len, 300, dtype=torch.bool).tril(300 - q_len)
+    if kind != "bool":
+        dtype = torch.float16 if kind == "half" else torch.float32
+        mask = torch.zeros(q_len, 300, dtype=dtype).masked_fill(~mask, -math.inf)
+    same(schedule, q, k, v, mask=mask, causal=False)
 
 
 @pytest.mark.parametrize(("d", "dv"), [(16, 32), (80, 80), (96, 24), (192, 128)])

@@ -35,6 +35,20 @@ _SQRT_HALF = tl.constexpr(0x3F3504F3)
 
 
 @triton.jit
+def opaque(x):
+    """x of 16 or 32 bits; the compiler does not look behind it.
+
+    Triton lays the operands of a 16-bit product out by the narrowest tensor that they were loaded
+    from: behind fp8 keys or a boolean mask, mma.sync would take other elements together than the
+    contract's blocks of 16 (`launch` refuses such a kernel).
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False,
+        pack=32 // x.dtype.primitive_bitwidth,
+    )  # fmt: skip
+
+
+@triton.jit
 def at_least(x, low):
     """The larger of `x` and `low`; a NaN stays."""
     return tl.maximum(x, low, propagate_nan=_ALL)

@@ -10,6 +10,7 @@ has one, and nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from samebits.engines.driver import _cuda
-from samebits.errors import DeviceError
+from samebits.errors import ContractError, DeviceError
 
 #: grid and the kernel's arguments -> None.
 Prepared = Callable[..., None]
@@ -55,6 +56,7 @@ def launch(
             (``maxnreg``, ``num_ctas``) too.
 
     Raises:
+        ContractError: the compiler gave a product another tree (`_check_blocks`).
         DeviceError: the kernel does not fit the device, the driver refuses it, or an argument is
             not on the GPU.
         TypeError: the parameters given by name are not the kernel's last ones.
@@ -177,6 +179,7 @@ def _compile(
         compiled = kernel.warmup(*args, grid=(1,), **named)
         if hasattr(compiled, "result"):  # compiled in another thread
             compiled = compiled.result()
+    _check_blocks(kernel.__name__, compiled.asm["ttgir"])
     made = compiled.metadata
     return _cuda.Kernel(
         cubin=compiled.asm["cubin"],
@@ -190,6 +193,31 @@ def _compile(
         scratch=made.global_scratch_size,
         slots=_slots(kernel, compiled.src.signature, made.tensordesc_meta or (), len(args)),
     )
+
+
+#: Operands of products by mma.sync, as Triton's GPU dialect prints them: bits, and elements that a
+#: thread holds side by side along k.
+_OPERAND = re.compile(
+    r"x[bfi]+(\d+)\w*, #ttg\.dot_op<\{opIdx = \d, parent = #\w+, kWidth = (\d+)\}>"
+)
+
+
+def _check_blocks(name: str, ttgir: str) -> None:
+    """Raises ContractError if a product by mma.sync would take k out of order.
+
+    A thread holds 32 bits of k for each register of an operand. Where Triton makes that more, as
+    behind operands that it widened, an instruction takes other k together than 16 in a row.
+    """
+    for line in ttgir.splitlines():
+        if " tt.dot " not in line:
+            continue
+        for bits, width in _OPERAND.findall(line):
+            if int(bits) * int(width) != 32:
+                raise ContractError(
+                    f"{name}: the compiler orders a product's k by {width} elements of {bits} "
+                    "bits, not by 32 bits, and so has another tree than the contract; pass what "
+                    "the operand was made from through functions.opaque"
+                )
 
 
 def _slots(

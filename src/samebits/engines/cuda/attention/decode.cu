@@ -85,18 +85,18 @@ extern "C" __global__ void __maxnreg__(200)
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, heads = k_h;
-  await_predecessor();
-  admit_successor();  // not earlier: the one after it would come too, and crowd some processors
-  const Run r = find_run({counts, added, most}, heads, leaves, run, window);
-  if (r.first >= r.last) return;
-  const int from = max(r.first * STEPS, r.begin / KEYS);
-  const int stop = (min(r.end, r.last * LEAF) + KEYS - 1) / KEYS;
   if (tid == 0) {
     for (int i = 0; i < 4 * STAGES; ++i)
       barrier_init(bars + 8 * i, (i >= K_EMPTY && i < V_FULL) || i >= V_EMPTY ? 4 : 1);
     fence_barrier_init();
   }
   __syncthreads();
+  await_predecessor();
+  admit_successor();  // not earlier: the one after it would come too, and crowd some processors
+  const Run r = find_run({counts, added, most}, heads, leaves, run, window);
+  if (r.first >= r.last) return;
+  const int from = max(r.first * STEPS, r.begin / KEYS);
+  const int stop = (min(r.end, r.last * LEAF) + KEYS - 1) / KEYS;
   if (warp == 4) {
     if (lane == 0)
       produce(r, from, stop, &k, &v, pages ? pages + (long long)r.batch * pages_stride : nullptr,

@@ -24,6 +24,7 @@ from samebits.engines.triton.attention.keys import (
     seen_keys,
     sequence,
     tile,
+    widened,
 )
 from samebits.engines.triton.attention.softmax import (
     STEP,
@@ -34,6 +35,7 @@ from samebits.engines.triton.attention.softmax import (
     row_maximum,
     with_bias,
 )
+from samebits.engines.triton.functions import opaque
 
 
 @triton.jit
@@ -96,7 +98,7 @@ def exponents(
         seen = seen_keys(position, keys, hi, window, CAUSAL, WINDOW)
     if MASK == 1:
         allowed = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0)
-        seen = seen & (allowed != 0)
+        seen = seen & (opaque(allowed.to(tl.int32)) != 0)
     elif MASK == 2:
         bias = tl.load(mask_rows[:, None] + keys[None, :] * sms, mask=seen, other=0.0)
         bias = bias.to(tl.float32)
@@ -147,7 +149,7 @@ def _advance(
     """
     scores, weights = (), ()
     for i in tl.static_range(SPAN):
-        scores = scores + (tl.dot(q, tl.trans(tiles[i][0]).to(q.dtype)),)  # noqa: RUF005
+        scores = scores + (tl.dot(q, tl.trans(widened(tiles[i][0], q.dtype))),)  # noqa: RUF005
     for i in tl.static_range(SPAN):
         keys = start + i * STEP + tl.arange(0, STEP)
         s, bias, seen, top = exponents(
@@ -162,7 +164,7 @@ def _advance(
     for i in tl.static_range(SPAN):
         p, seen, factor = weights[i]  # type: ignore[var-annotated]
         l = tl.dot(p, ones, l * factor)  # noqa: E741
-        acc = _value_dot(p, tiles[i][1].to(q.dtype), acc * factor, seen, CHECKED)
+        acc = _value_dot(p, widened(tiles[i][1], q.dtype), acc * factor, seen, CHECKED)
     return m, l, acc
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton.attention.softmax import STEP
+from samebits.engines.triton.functions import opaque
 
 #: Parameters whose values (1, multiples of 16) need no kernels of their own.
 COUNTS = [
@@ -94,6 +95,14 @@ def tile(
     else:
         tile = tl.load(at, mask=columns < D, other=0.0)
     return tile
+
+
+@triton.jit
+def widened(x, dtype: tl.constexpr):
+    """A tile of keys or values in the type of the queries."""
+    if x.dtype == dtype:
+        return x
+    return opaque(x.to(dtype))
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from samebits.engines.triton.attention.keys import (
     seen_keys,
     sequence,
     tile,
+    widened,
 )
 from samebits.engines.triton.attention.softmax import STEP, larger, power
 
@@ -80,7 +81,7 @@ def scores_kernel(
     d = tl.arange(0, BLOCK_D)
     rows = q + (own * sqb + head * sqh + tl.cast(q_first, tl.int64) * sqt)[:, None]
     q_tile = tl.load(rows + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
-    s = tl.dot(q_tile, tl.trans(keys).to(q_tile.dtype))
+    s = tl.dot(q_tile, tl.trans(widened(keys, q_tile.dtype)))
     at = start + tl.arange(0, STEP)
     s, _, _, top = exponents(
         s, None, at, hi, window, position, 0, a, cap, 0.0, CAUSAL, WINDOW, 0, SOFTCAP, True
@@ -147,7 +148,7 @@ def values_kernel(
         p = weights_of(s, 0.0, seen, new_m, a, SOFTCAP, False, True).to(kind)
         factor = power(m - new_m)[:, None]
         l = tl.dot(p, ones, l * factor)  # noqa: E741
-        acc = tl.dot(p, values[i].to(kind), acc * factor)
+        acc = tl.dot(p, widened(values[i], kind), acc * factor)
         m = new_m
     leaf_l = tl.max(l, axis=1)
     store_leaf(partial + first, stats, leaf, leaves, flat, valid, m, leaf_l, acc, DV - first, DV)
