@@ -25,7 +25,7 @@ except ImportError as error:
         "5.17 to 5.24"
     ) from error
 
-from samebits.integrations.transformers import batching
+from samebits.integrations.transformers import batching, receipts
 from samebits.integrations.transformers.attention import (
     attention_forward,
     paged_attention_forward,
@@ -63,6 +63,7 @@ def install() -> None:
     _wrap(ModelRunner, "compute_batch", _seeds_first)
     _wrap(ModelRunner, "_forward_process_and_sample", _positions_first)
     _wrap(ModelRunner, "_sample", _sample)
+    _wrap(GenerationMixin, "generate", receipts.generate)
     _wrap(GenerationMixin, "_valid_auto_compile_criteria", _no_compilation)
     _wrap(GenerationMixin, "_prepare_generation_config", _seeded_config)
     _wrap(GenerationMixin, "_get_logits_processor", _seeded_processors)
@@ -188,6 +189,7 @@ def _seeded_config(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             seeds = getattr(config, batching.REQUEST_SEED, torch.initial_seed())
         config._samebits_seeds = seeds
         config.do_sample = False
+    receipts.note_config(config)
     return config, rest
 
 
