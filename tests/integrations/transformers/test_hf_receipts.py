@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_models as models
 import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import samebits
 import samebits.integrations.transformers as sbt
@@ -124,6 +128,43 @@ def test_an_answer_ends_with_its_end_token(tmp_path: Path, switch: None) -> None
     assert first.output == free[0].output[: free[0].output.index(end) + 1]
     assert first.finish == "stop" and free[0].finish == "length"
     assert first.covered == [(0, 6 + len(first.output) - 1)]
+
+
+def served(
+    model: Any, rows: list[list[int]], path: Path, *, tokens: int = 64, **options: Any
+) -> list[Receipt]:
+    wanted = GenerationConfig(
+        max_new_tokens=NEW, eos_token_id=-1, pad_token_id=models.PAD, **options
+    )
+    names = inspect.signature(ContinuousBatchingConfig).parameters
+    page = {"block_size" if "block_size" in names else "page_size": 8}
+    config = ContinuousBatchingConfig(
+        num_blocks=64, max_batch_tokens=tokens, seed=11, max_memory_percent=0.1, **page
+    )
+    with samebits.receipts(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.generate_batch(
+            rows, generation_config=wanted, continuous_batching_config=config, progress_bar=False
+        )
+    found = {tuple(r.input): r for r in read(path)[0]}
+    return [found[tuple(row)] for row in rows]
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_continuous_batching_has_the_receipts_of_generate(
+    sample: bool, tmp_path: Path, switch: None
+) -> None:
+    model, rows = sbt.enable(models.decoder("llama", torch.float32)), models.prompts(LENGTHS)
+    options: dict[str, Any] = {"do_sample": sample, "temperature": 0.7, "top_k": 20}
+    together = served(model, rows, tmp_path / "all", **options)
+    chunks = served(model, rows, tmp_path / "chunks", tokens=16, **options)
+    seeds = {"seeds": [11] * len(rows)} if sample else {}
+    plain = generated(model, rows, tmp_path / "generate", **options, **seeds)
+    assert [own(r) for r in together] == [own(r) for r in chunks] == [own(r) for r in plain]
+    assert [r.seed for r in together] == [r.seed for r in plain]
+    assert together[0].sampling["max_new_tokens"] == NEW and together[0].finish == "length"
+    identity = read(tmp_path / "all")[1]
+    assert identity.engine == "transformers" and len(identity.places) == 3
 
 
 def test_identity(tmp_path: Path, switch: None) -> None:

@@ -25,7 +25,7 @@ except ImportError as error:
         "5.17 to 5.24"
     ) from error
 
-from samebits.integrations.transformers import batching, receipts
+from samebits.integrations.transformers import batch_receipts, batching, receipts
 from samebits.integrations.transformers.attention import (
     attention_forward,
     paged_attention_forward,
@@ -63,6 +63,8 @@ def install() -> None:
     _wrap(ModelRunner, "compute_batch", _seeds_first)
     _wrap(ModelRunner, "_forward_process_and_sample", _positions_first)
     _wrap(ModelRunner, "_sample", _sample)
+    _wrap(continuous_api.OutputRouter, "deliver", batch_receipts.deliver)
+    _wrap(continuous_api.OutputRouter, "deliver_batch", batch_receipts.deliver_batch)
     _wrap(GenerationMixin, "generate", receipts.generate)
     _wrap(GenerationMixin, "_valid_auto_compile_criteria", _no_compilation)
     _wrap(GenerationMixin, "_prepare_generation_config", _seeded_config)
@@ -196,6 +198,7 @@ def _seeded_config(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _seeded_processors(
     original: Any, model: Any, generation_config: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    model._samebits_config = generation_config  # for the receipts of continuous batching
     seeds = getattr(generation_config, "_samebits_seeds", None)
     if seeds is None:
         return original(model, generation_config, *args, **kwargs)
@@ -213,11 +216,12 @@ def _seeded_processors(
 
 def _seeds_first(original: Any, runner: Any, model: Any, *args: Any, **kwargs: Any) -> None:
     """One step of continuous batching; its seeds are placed before anything is captured."""
+    seed = runner.cb_config.seed
+    if seed is None:
+        seed = getattr(model, "_samebits_seed", 0)
     if ours(model) and runner.do_sample:
-        seed = runner.cb_config.seed
-        if seed is None:
-            seed = getattr(model, "_samebits_seed", 0)
         batching.place_seeds(runner, model.device, seed)
+    batch_receipts.note_step(runner, model, seed if ours(model) else None)
     original(runner, model, *args, **kwargs)
 
 
@@ -227,7 +231,7 @@ def _positions_first(original: Any, runner: Any, model: Any, batch_data: Any, *a
     if ours(model):
         at = batch_data["position_ids"][0, batch_data["logits_indices"]].long() + 1
     runner._samebits_positions = at
-    original(runner, model, batch_data, *args)
+    batch_receipts.forward(original, runner, model, batch_data, *args)
 
 
 def _sample(original: Any, runner: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
