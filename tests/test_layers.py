@@ -10,7 +10,16 @@ import samebits
 ROOT = Path(samebits.__file__).parent
 #: From the top down; a package may import its own layer's members and everything below it.
 LAYERS: list[set[str]] = [
-    {"cli", "cli_explain", "cli_plan", "cli_receipts", "cli_reveal", "launch", "startup"},
+    {
+        "cli",
+        "cli_explain",
+        "cli_plan",
+        "cli_receipts",
+        "cli_replay",
+        "cli_reveal",
+        "launch",
+        "startup",
+    },
     {"bench", "report"},
     {"check"},
     {"integrations"},

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits import cli_explain, cli_plan, cli_receipts, cli_reveal
+from samebits import cli_explain, cli_plan, cli_receipts, cli_replay, cli_reveal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +22,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(cli_plan.app, name="plan")
 app.add_typer(cli_receipts.app, name="receipts")
 app.command("explain")(cli_explain.explain)
+app.command("replay")(cli_replay.replay)
 app.command("reveal")(cli_reveal.reveal)
 
 

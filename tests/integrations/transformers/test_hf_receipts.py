@@ -1,4 +1,4 @@
-"""Receipts of transformers: tokens, logarithms and checksums are the request's own, in any company."""
+"""Receipts of transformers: tokens, logarithms, checksums are the request's, in any company."""
 
 from __future__ import annotations
 

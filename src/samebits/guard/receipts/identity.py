@@ -88,7 +88,7 @@ def contracts_of(model: torch.nn.Module, kind: str) -> dict[str, Contract]:
         elif weight.dim() == 2 and ("Linear" in name or "LMHead" in name):
             n, k = weight.shape
             add("linear", f"{n}x{k} {dtype}", n=n, k=k, dtype=dtype)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     size = head_size(config)
     first = next((p for p in model.parameters() if p.is_floating_point()), None)

@@ -76,15 +76,15 @@ def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
 
 def _bytes(tensor: torch.Tensor) -> Iterator[Any]:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    for part in flat.split(_CHUNK):
-        yield part.cpu().numpy()
+    for start in range(0, len(flat), _CHUNK):
+        yield flat[start : start + _CHUNK].cpu().numpy()
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """All parameters and buffers by name; shared ones under each of their names."""
-    named = [*model.named_parameters(remove_duplicate=False)]
-    named += model.named_buffers(remove_duplicate=False)
-    return dict(sorted(named))
+    parameters = model.named_parameters(remove_duplicate=False)
+    buffers = model.named_buffers(remove_duplicate=False)
+    return dict(sorted([*parameters, *buffers], key=lambda pair: pair[0]))
 
 
 _known: WeakKeyDictionary[torch.nn.Module, tuple[Any, Manifest]] = WeakKeyDictionary()

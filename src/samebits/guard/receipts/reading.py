@@ -20,6 +20,7 @@ import msgspec
 from samebits.errors import ReceiptError
 from samebits.guard.receipts.ledger import explained, read_head, read_header
 from samebits.guard.receipts.record import (
+    SCHEMA,
     Head,
     Header,
     Identity,
@@ -176,7 +177,8 @@ def open_ledger(path: str | Path) -> Database | Lines:
 
 
 def find(source: Source, which: str) -> Row:
-    """The record with a number, or the last one of a request with that name.
+    """The record with a number, the last one of a request with that name, or the last request's
+    ("last").
 
     Raises:
         ReceiptError: there is none.
@@ -185,11 +187,32 @@ def find(source: Source, which: str) -> Row:
     for row in source.rows():
         if str(row[0]) == which:
             return row
+        if which == "last" and b'"kind":"request"' in row[2]:
+            found = row
         if which.encode() in row[2] and getattr(decode(row[2]), "request", None) == which:
             found = row
     if found is None:
         raise ReceiptError(f"{which!r} is no number of a record and no name of a request")
     return found
+
+
+def receipt_of(row: Row) -> Receipt:
+    """The receipt in a record.
+
+    Raises:
+        ReceiptError: the record is something else, or of another schema.
+    """
+    try:
+        record = decode(row[2])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReceiptError(f"record {row[0]}: {error}") from None
+    if not isinstance(record, Receipt):
+        raise ReceiptError(f"record {row[0]} is no request's receipt")
+    if record.schema != SCHEMA:
+        raise ReceiptError(
+            f"record {row[0]}: schema: it has {record.schema}, and this release reads {SCHEMA}"
+        )
+    return record
 
 
 def export(source: Database | Lines, write: Callable[[bytes], object]) -> int:

@@ -7,8 +7,10 @@ chunks or batches; a position that is computed twice (after preemption) counts o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from samebits import bits
+from samebits.guard.receipts.record import Receipt
 
 Words = npt.NDArray[np.int64]
 LOGITS = "logits"
@@ -72,6 +75,34 @@ class Rows:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], seen, [False]]).astype(np.int8)))
         ranges = [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
         return [int(x) for x in table.sum(0, dtype=np.int64)], ranges
+
+
+@dataclass
+class Running:
+    """What is known of a request while it is served.
+
+    Attributes:
+        rows: its checksums; None: none are taken.
+        logprobs: bits of log-probabilities by the position of their token.
+        audit: objects with operands, by name.
+    """
+
+    rows: Rows | None
+    logprobs: dict[int, int] = field(default_factory=dict)
+    audit: dict[str, bytes] = field(default_factory=dict)
+
+    def receipt(self, *, input: list[int], output: list[int], **fields: Any) -> Receipt:
+        """The receipt of the finished request; `fields` are its other fields."""
+        sums: list[int] = []
+        covered: list[tuple[int, int]] = []
+        if self.rows is not None:
+            first = len(input) - 1
+            sums, covered = self.rows.total(first, first + len(output))
+        known = [self.logprobs.get(len(input) + i, -1) for i in range(len(output))]
+        return Receipt(
+            time=time.time_ns(), input=input, output=output, sums=sums, covered=covered,
+            logprobs=None if -1 in known else known, audit=list(self.audit), **fields,
+        )  # fmt: skip
 
 
 class Listener:
@@ -151,7 +182,7 @@ def _listened(model: torch.nn.Module, level: str) -> Iterator[tuple[torch.nn.Mod
     """Modules to listen to, names of their places, and whether that is what they are given."""
     layers = _layers(model)
     for name, module in model.named_modules():
-        leaf = bool(name) and not any(module.children())
+        leaf = any(True for _ in module.parameters(recurse=False)) and not any(module.children())
         if level == "operations" and leaf:
             yield module, name + GIVEN, True
         if (level == "operations" and leaf) or any(module is layer for layer in layers):
@@ -159,11 +190,12 @@ def _listened(model: torch.nn.Module, level: str) -> Iterator[tuple[torch.nn.Mod
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers of a model: the longest list of modules of one class that is in no other list."""
-    lists = [
-        (name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and m
-    ]
+    """The layers of a model: the longest list of modules that is in no other list."""
+    lists = {
+        name: list(m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)
+    }
     outer = [
-        m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)
-    ]
-    return list(max(outer, key=len, default=torch.nn.ModuleList()))
+        found for name, found in lists.items()
+        if not any(name.startswith(f"{other}.") for other in lists)
+    ]  # fmt: skip
+    return max(outer, key=len, default=[])

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from samebits import bits
 from samebits.errors import UncoveredError
-from samebits.guard.receipts import Receipt, Recorder, active
-from samebits.guard.receipts.sums import Listener, Rows, row_sums
+from samebits.guard.receipts import Recorder, active
+from samebits.guard.receipts.sums import Listener, Rows, Running, row_sums
 from samebits.integrations.transformers.receipts import described, listener_of, options_of
 from samebits.ops import token_logprob
 
 
 @dataclass
 class _Request:
-    """What is known of a request that runs."""
+    """A request that runs: what is known of it, its options and seed, its manager."""
 
-    rows: Rows
+    running: Running
     options: dict[str, Any]
     seed: int | None
     steps: _Steps
-    logprobs: dict[int, int] = field(default_factory=dict)
 
 
 class _Steps:
@@ -84,7 +82,8 @@ def note_step(runner: Any, model: Any, default_seed: int | None) -> None:
                 if value is not None
             }
             seed = getattr(state.request_id, "seed", default_seed) if runner.do_sample else None
-            _running[state.request_id] = _Request(Rows(steps.places), options, seed, steps)
+            running = Running(Rows(steps.places) if steps.listener else None)
+            _running[state.request_id] = _Request(running, options, seed, steps)
 
 
 def forward(original: Any, runner: Any, model: Any, batch_data: Any, *args: Any) -> None:
@@ -113,13 +112,14 @@ def forward(original: Any, runner: Any, model: Any, batch_data: Any, *args: Any)
     heads = row_sums(logits).tolist()
     row = drawn = 0
     for future in _batch(runner):
-        request, count = _running[future.state.request_id], future.query_length
+        running, count = _running[future.state.request_id].running, future.query_length
+        assert running.rows is not None
         start = future.state.position_offset - count
-        request.rows.add(start, sums[row : row + count])
+        running.rows.add(start, sums[row : row + count])
         row += count
         if future.has_new_token:
-            request.rows.add_logits(start + count - 1, heads[drawn])
-            request.logprobs[start + count] = words[drawn]
+            running.rows.add_logits(start + count - 1, heads[drawn])
+            running.logprobs[start + count] = words[drawn]
             drawn += 1
 
 
@@ -143,20 +143,14 @@ def _finished(output: Any) -> None:
     recorder = active()
     if request is None or output.error is not None or recorder is not request.steps.recorder:
         return
-    given, answer = list(output.prompt_ids), list(output.generated_tokens)
-    first = len(given) - 1
-    sums, covered = [], []
-    if request.steps.listener is not None:
-        sums, covered = request.rows.total(first, first + len(answer))
-    known = [request.logprobs.get(len(given) + i) for i in range(len(answer))]
     identity, objects = request.steps.described
+    answer = list(output.generated_tokens)
     full = len(answer) >= request.options.get("max_new_tokens", len(answer) + 1)
     recorder.add(
-        Receipt(
-            request=str(output.request_id), time=time.time_ns(), identity=identity, input=given,
+        request.running.receipt(
+            request=str(output.request_id), identity=identity, input=list(output.prompt_ids),
             output=answer, sampling=request.options, seed=request.seed,
-            logprobs=None if None in known else known,  # type: ignore[arg-type]
-            sums=sums, covered=covered, finish="length" if full else "stop",
+            finish="length" if full else "stop",
         ),
         objects,
     )  # fmt: skip

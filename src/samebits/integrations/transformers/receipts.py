@@ -7,7 +7,6 @@ The tokens, options and seeds are transformers'; checksums and logarithms come f
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +22,7 @@ from samebits.errors import UncoveredError
 from samebits.guard.receipts import Receipt, Recorder, active
 from samebits.guard.receipts.identity import identity_of
 from samebits.guard.receipts.record import address, encode
-from samebits.guard.receipts.sums import Listener, Rows, row_sums
+from samebits.guard.receipts.sums import Listener, Rows, Running, row_sums
 from samebits.integrations.transformers.sampling import APART, signed
 from samebits.ops import token_logprob
 
@@ -221,16 +220,13 @@ def write(
     for row, sequence in enumerate(sequences.tolist()):
         given = [t for t, real in zip(sequence, watch.mask[row].tolist(), strict=False) if real]
         output, finish = _answer(sequence[prompt:], config)
-        first = len(given) - 1
-        sums, covered = [], []
-        if watch.listener is not None:
-            sums, covered = watch.rows[row].total(first, first + len(output))
-        known = [watch.logprobs[row].get(prompt + i) for i in range(len(output))]
-        receipt = Receipt(
-            request=f"{name}/{row}", time=time.time_ns(), identity=identity, input=given,
-            output=output, sampling=options, seed=seeds[row],
-            logprobs=None if beams or None in known else known,  # type: ignore[arg-type]
-            sums=sums, covered=covered, finish=finish,
+        known = {
+            len(given) + column - prompt: value for column, value in watch.logprobs[row].items()
+        }
+        running = Running(watch.rows[row] if watch.listener else None, {} if beams else known)
+        receipt = running.receipt(
+            request=f"{name}/{row}", identity=identity, input=given, output=output,
+            sampling=options, seed=seeds[row], finish=finish,
         )  # fmt: skip
         recorder.add(receipt, objects)
         found.append(receipt)
@@ -280,4 +276,3 @@ def _copies(model: Any, args: Sequence[Any], kwargs: Any) -> int:
 def _beams(model: Any, args: Sequence[Any], kwargs: Any) -> bool:
     """Whether rows change places while they grow, so that only their tokens can be recorded."""
     return _setting(model, args, kwargs, "num_beams") > 1
-

@@ -1,0 +1,51 @@
+"""``samebits replay`` and ``samebits audit``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from samebits.cli_receipts import File, errors
+
+Which = Annotated[
+    str, typer.Argument(metavar="[WHICH]", help="number of a record or name of a request")
+]
+
+
+def replay(
+    file: File,
+    which: Which = "last",
+    model: Annotated[
+        str | None, typer.Option(help="folder or name of the model; default: the receipt's")
+    ] = None,
+    company: Annotated[int, typer.Option(min=0, help="random requests to be served with")] = 7,
+    seed: Annotated[int, typer.Option(help="of the random requests")] = 0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="a field that may differ: device, libraries.torch, ...; repeatable"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Serve a recorded request again, in other company, and compare bit for bit.
+
+    Exit status: 0 the same bits, 1 not, 2 could not be compared.
+    """
+    import msgspec
+
+    from samebits.guard.receipts.reading import find, identity_of, open_ledger, receipt_of
+
+    with errors("replay"):
+        source = open_ledger(file)
+        receipt = receipt_of(find(source, which))
+        identity = identity_of(source, receipt)
+        import samebits.integrations.transformers as sbt
+        from samebits.integrations.transformers import replaying
+
+        loaded = sbt.enable(replaying.load(source, identity, model))
+        found = replaying.replay(
+            loaded, source, receipt, identity, company=company, seed=seed, allow=allow or ()
+        )
+        source.close()
+    typer.echo(msgspec.json.encode(found).decode() if json else f"{receipt.request}: {found}")
+    raise typer.Exit(0 if found.same else 1)
