@@ -21,6 +21,7 @@ bench_app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(cli_plan.app, name="plan")
 app.add_typer(cli_receipts.app, name="receipts")
+app.command("audit")(cli_replay.audit)
 app.command("explain")(cli_explain.explain)
 app.command("replay")(cli_replay.replay)
 app.command("reveal")(cli_reveal.reveal)

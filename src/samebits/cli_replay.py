@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,3 +50,36 @@ def replay(
         source.close()
     typer.echo(msgspec.json.encode(found).decode() if json else f"{receipt.request}: {found}")
     raise typer.Exit(0 if found.same else 1)
+
+
+def audit(
+    file: File,
+    which: Which = "last",
+    elements: Annotated[int, typer.Option(min=1, help="random elements to compute again")] = 1000,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="folder of the model's safetensors files; default: the receipt's"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the random choice")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Compute random elements of a recorded request again, on this CPU, with the contract's
+    arithmetic: a GPU's work is checked bit for bit without a GPU.
+
+    Exit status: 0 all bits are the contract's, 1 not, 2 could not be computed.
+    """
+    import msgspec
+
+    from samebits.guard.receipts.audit import audit as run
+    from samebits.guard.receipts.audit import checkpoint
+    from samebits.guard.receipts.reading import find, identity_of, open_ledger, receipt_of
+
+    with errors("audit"):
+        source = open_ledger(file)
+        receipt = receipt_of(find(source, which))
+        identity = identity_of(source, receipt)
+        tensors = checkpoint(weights or identity.source or ".")
+        found = run(source, receipt, identity, tensors, elements=elements, seed=seed)
+        source.close()
+    typer.echo(msgspec.json.encode(found).decode() if json else f"{receipt.request}: {found}")
+    raise typer.Exit(0 if found.good else 1)

@@ -10,6 +10,7 @@ import torch
 from samebits import mode
 from samebits.contract import AttentionContract
 from samebits.errors import SwitchError, UncoveredError
+from samebits.guard.receipts.operands import samplers
 from samebits.integrations.transformers import packed
 from samebits.integrations.transformers.masks import Mask, Rule
 from samebits.ops import attention
@@ -72,6 +73,10 @@ def attention_forward(
     else:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         out = _by_mask(query, key, value, attention_mask, position_bias, causal, options)
+    for sampler in samplers():
+        if position_bias is None:
+            visible = functools.partial(_visible, module, query, key, attention_mask, is_causal)
+            sampler.attention(module, (query, key, value, out), visible, options)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -94,6 +99,34 @@ def paged_attention_forward(
             "stopped, or load the model twice"
         )
     return attention_forward(module, query, key, value, None, **kwargs)
+
+
+def _visible(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool | None,
+    row: int,
+    column: int,
+) -> tuple[int, torch.Tensor] | None:
+    """The first key of a row's sequence, and which keys [S] a query sees, for an audit; None where
+    more than the mask's bits would have to be kept.
+    """
+    start, keys = 0, key.shape[2]
+    if isinstance(mask, Mask):
+        rule = mask.rule
+        moved = rule.kv_offset and leaf_of(query, key) is not None  # leaves start elsewhere
+        if moved or rule.holes or (rule.pattern and rule.pattern.packed is not None):
+            return None
+        first = 0 if rule.starts is None else int(rule.starts[row])
+        start = max(0, first - rule.kv_offset)
+        return start, rule.dense()[row, 0, column, :keys]
+    if mask is not None:
+        return (0, mask[row, 0, column, :keys]) if mask.dtype is torch.bool else None
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    last = keys - query.shape[2] + column if causal else keys - 1
+    return start, torch.arange(keys) <= last
 
 
 @functools.lru_cache(maxsize=64)

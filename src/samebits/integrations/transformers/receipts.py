@@ -7,9 +7,10 @@ The tokens, options and seeds are transformers'; checksums and logarithms come f
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from samebits import bits
 from samebits.errors import UncoveredError
 from samebits.guard.receipts import Receipt, Recorder, active
 from samebits.guard.receipts.identity import identity_of
+from samebits.guard.receipts.operands import Sampler
 from samebits.guard.receipts.record import address, encode
 from samebits.guard.receipts.sums import Listener, Rows, Running, row_sums
 from samebits.integrations.transformers.sampling import APART, signed
@@ -34,6 +36,8 @@ OPTIONS = (
     "forced_eos_token_id", "sequence_bias", "num_beams", "length_penalty", "eos_token_id",
     "max_new_tokens", "max_length", "min_new_tokens", "num_return_sequences",
 )  # fmt: skip
+#: Which requests are audited, and where: nobody can foresee it.
+_draw = random.SystemRandom()
 _config: ContextVar[Any] = ContextVar("config", default=None)
 _listeners: WeakKeyDictionary[Any, dict[str, Listener]] = WeakKeyDictionary()
 
@@ -74,31 +78,33 @@ class Watch:
         model: a causal language model.
         mask: [B, columns] bool, the prompt's real tokens.
         level: of the recorder.
+        audit: share of rows whose operands are kept.
     """
 
-    def __init__(self, model: Any, mask: torch.Tensor, level: str) -> None:
+    def __init__(self, model: Any, mask: torch.Tensor, level: str, audit: float = 0.0) -> None:
         self.model, self.mask = model, mask
         self.listener = listener_of(model, level)
         places = len(self.listener.places) if self.listener else 1
         self.rows = [Rows(places) for _ in range(len(mask))]
         self.logprobs: list[dict[int, int]] = [{} for _ in range(len(mask))]
+        kept = [row for row in range(len(mask)) if _draw.random() < audit]
+        self.sampler = Sampler(model, kept, _draw) if kept else None
         self._held: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._start = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watches the model in the block."""
-        before = self.model.register_forward_pre_hook(self._before, with_kwargs=True)
-        after = self.model.register_forward_hook(self._after, with_kwargs=True)
-        try:
-            if self.listener is None:
-                yield
-                return
-            with self.listener.listening():
-                yield
-        finally:
-            before.remove()
-            after.remove()
+        with ExitStack() as stack:
+            for hook in (
+                self.model.register_forward_pre_hook(self._before, with_kwargs=True),
+                self.model.register_forward_hook(self._after, with_kwargs=True),
+            ):
+                stack.callback(hook.remove)
+            for listener in (self.listener, self.sampler):
+                if listener is not None:
+                    stack.enter_context(listener.listening())
+            yield
 
     def _before(self, _model: Any, args: Any, kwargs: Any) -> None:
         cache, ids = kwargs.get("past_key_values"), _ids(args, kwargs)
@@ -108,8 +114,16 @@ class Watch:
         self.settle(self._start, known)
         if self.listener is not None:
             self.listener.begin()
+        if self.sampler is not None:
+            width = ids.shape[1]
+            self.sampler.begin(ids.numel(), lambda row: [
+                (row * width + at.start, at.stop - at.start, start)
+                for start, at in self._runs(row, self._start, width)
+            ])  # fmt: skip
 
     def _after(self, _model: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if self.sampler is not None:
+            self.sampler.end()
         ids, logits = _ids(args, kwargs), output.logits.detach()
         first = self._start + ids.shape[1] - logits.shape[1]
         prompt = self.mask.shape[1]
@@ -192,7 +206,7 @@ def generate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     if mask is not None:
         real = mask.detach().cpu().bool().repeat_interleave(copies, 0)
     beams = _beams(model, args, kwargs)
-    watch = Watch(model, real, "none" if beams else recorder.sums)
+    watch = Watch(model, real, "none" if beams else recorder.sums, 0 if beams else recorder.audit)
     token = _config.set(None)
     try:
         with nullcontext() if beams else watch.watching():
@@ -224,11 +238,13 @@ def write(
             len(given) + column - prompt: value for column, value in watch.logprobs[row].items()
         }
         running = Running(watch.rows[row] if watch.listener else None, {} if beams else known)
+        if watch.sampler is not None:
+            running.keep(watch.sampler, row)
         receipt = running.receipt(
             request=f"{name}/{row}", identity=identity, input=given, output=output,
             sampling=options, seed=seeds[row], finish=finish,
         )  # fmt: skip
-        recorder.add(receipt, objects)
+        recorder.add(receipt, objects | running.audit)
         found.append(receipt)
     return found
 

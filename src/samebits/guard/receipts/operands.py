@@ -1,0 +1,235 @@
+"""Operands and results of sampled operations, kept while a request is served, for an audit.
+
+One position of a request is chosen evenly among all that are computed (reservoir sampling: the
+number need not be known ahead). For it the operands' row and the result's row of every
+`torch.nn.Linear` are kept, and of every attention one head, with the keys and values that it saw.
+Words are kept as they were: an audit compares bits.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from samebits.contract.operands import dtype_name
+
+
+class Product(msgspec.Struct, frozen=True, kw_only=True, tag="linear", tag_field="op"):
+    """One row of a product with a weight: y = x w^T (+ bias), rounded.
+
+    Attributes:
+        place: the module; its parameters are ``place.weight`` and perhaps ``place.bias``.
+        position: of the token.
+        dtype: of x, the weight and y.
+        x: [k] words; y: [n] words, little-endian.
+        bias: whether the module has one.
+    """
+
+    place: str
+    position: int
+    dtype: str
+    k: int
+    n: int
+    x: bytes
+    y: bytes
+    bias: bool
+
+
+class Attended(msgspec.Struct, frozen=True, kw_only=True, tag="attention", tag_field="op"):
+    """One head of one query's attention.
+
+    Attributes:
+        place: the attention module.
+        position: of the query.
+        dtype: of all operands and the result.
+        head: of the query.
+        q: [d] words; k: [keys, d]; v: [keys, dv]; y: [dv].
+        seen: [keys] bytes 0 or 1; None: all are seen. Key 0 is the sequence's position 0.
+        scale, softcap, sink: as `AttentionContract.evaluate` takes them.
+    """
+
+    place: str
+    position: int
+    dtype: str
+    head: int
+    d: int
+    dv: int
+    keys: int
+    q: bytes
+    k: bytes
+    v: bytes
+    y: bytes
+    seen: bytes | None
+    scale: float | None
+    softcap: float | None
+    sink: float | None
+
+
+Sample = Product | Attended
+_decoder: msgspec.msgpack.Decoder[list[Sample]] = msgspec.msgpack.Decoder(list[Sample])
+
+
+def pack(samples: Sequence[Sample]) -> bytes:
+    """The object that holds samples."""
+    return msgspec.msgpack.encode(list(samples))
+
+
+def unpack(body: bytes) -> list[Sample]:
+    """The samples in an object.
+
+    Raises:
+        msgspec.DecodeError, msgspec.ValidationError: it holds none.
+    """
+    return _decoder.decode(body)
+
+
+@dataclass
+class Target:
+    """What is kept of one request.
+
+    Attributes:
+        row: the request's row in the batch.
+        samples: of the position that is kept, in order of execution.
+    """
+
+    row: int
+    draw: random.Random
+    samples: list[Sample] = field(default_factory=list)
+    met: int = 0
+    flat: int | None = None
+    position: int = -1
+
+    def offer(self, spans: Sequence[tuple[int, int, int]]) -> None:
+        """Chooses among the request's tokens of a forward pass, and those before it, evenly.
+
+        Args:
+            spans: (first flat row, number of rows, position of the first) of the request's tokens.
+        """
+        count = sum(n for _, n, _ in spans)
+        self.met += count
+        self.flat = None
+        at = self.draw.randrange(self.met) if count else self.met
+        for flat, n, position in spans:
+            if at < n:
+                self.flat, self.position, self.samples = flat + at, position + at, []
+                return
+            at -= n
+
+
+class Sampler:
+    """Keeps samples of some requests of a batch.
+
+    Args:
+        model: its `torch.nn.Linear` modules are listened to.
+        rows: which rows of the batch are kept.
+        draw: decides on positions and heads.
+    """
+
+    def __init__(self, model: torch.nn.Module, rows: Sequence[int], draw: random.Random) -> None:
+        self.targets = [Target(row, draw) for row in rows]
+        self._draw = draw
+        self._names = {module: name for name, module in model.named_modules()}
+        self._total = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listens to products and attention in the block."""
+        with ExitStack() as stack:
+            for module, name in self._names.items():
+                if isinstance(module, torch.nn.Linear):
+                    stack.callback(module.register_forward_hook(self._product(name)).remove)
+            _listening.append(self)
+            stack.callback(_listening.remove, self)
+            yield
+
+    def begin(self, total: int, spans: Callable[[int], list[tuple[int, int, int]]]) -> None:
+        """A forward pass of `total` rows begins; `spans(row)` are those of a request's tokens."""
+        self._total = total
+        for target in self.targets:
+            target.offer(spans(target.row))
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        self._total = 0
+
+    def _product(self, name: str) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: torch.Tensor) -> None:
+            x = args[0]
+            if not self._total or math.prod(x.shape[:-1]) != self._total:
+                return
+            for target in self.targets:
+                if target.flat is not None:
+                    target.samples.append(
+                        Product(
+                            place=name, position=target.position, dtype=dtype_name(x.dtype),
+                            k=x.shape[-1], n=output.shape[-1], bias=module.bias is not None,
+                            x=words(x.reshape(self._total, -1)[target.flat]),
+                            y=words(output.reshape(self._total, -1)[target.flat]),
+                        )
+                    )  # fmt: skip
+
+        return hook
+
+    def attention(
+        self,
+        module: torch.nn.Module,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        visible: Callable[[int, int], tuple[int, torch.Tensor] | None],
+        options: dict[str, Any],
+    ) -> None:
+        """What an attention function computed.
+
+        Args:
+            module: the layer's module.
+            tensors: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv], result [B, H, T, Dv].
+            visible: for a row and column of q the first key that belongs to the sequence, and which
+                keys [S] are seen; None where nobody can tell.
+            options: scale, softcap, and sinks [H] or None.
+        """
+        q, k, v, y = tensors
+        if q.shape[0] * q.shape[2] != self._total or module not in self._names:
+            return
+        for target in self.targets:
+            if target.flat is None:
+                continue
+            b, t = divmod(target.flat, q.shape[2])
+            found = visible(b, t)
+            if found is None:
+                continue
+            start, seen = found[0], found[1].cpu()
+            stop = int(seen.nonzero()[-1]) + 1 if bool(seen.any()) else start
+            seen = seen[start:stop]
+            head = self._draw.randrange(q.shape[1])
+            group = head // (q.shape[1] // k.shape[1])
+            sinks = options.get("sinks")
+            target.samples.append(
+                Attended(
+                    place=self._names[module], position=target.position, head=head,
+                    dtype=dtype_name(q.dtype), d=q.shape[3], dv=v.shape[3], keys=stop - start,
+                    q=words(q[b, head, t]), k=words(k[b, group, start:stop]),
+                    v=words(v[b, group, start:stop]), y=words(y[b, head, t]),
+                    seen=None if bool(seen.all()) else seen.to(torch.uint8).numpy().tobytes(),
+                    scale=options.get("scale"), softcap=options.get("softcap"),
+                    sink=None if sinks is None else float(sinks[head]),
+                )
+            )  # fmt: skip
+
+
+_listening: list[Sampler] = []
+
+
+def samplers() -> Sequence[Sampler]:
+    """Who wants to know what attention computes; usually nobody."""
+    return _listening
+
+
+def words(x: torch.Tensor) -> bytes:
+    """The bytes of a tensor's elements, row-major."""
+    return x.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()
