@@ -203,3 +203,14 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
     result = CliRunner().invoke(app, ["check", "--device", "cuda"])
     assert result.exit_code == 2
     assert "device 'cuda' cannot be used here" in result.output.replace("\n", " ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without GPUs")
+def test_bench_of_ranks_says_what_it_needs() -> None:
+    done = CliRunner().invoke(app, ["bench", "ranks"])
+    assert done.exit_code == 2 and "GPU" in done.output
+    from samebits.bench import gpu_ranks
+    from samebits.errors import DeviceError
+
+    with pytest.raises(DeviceError, match="needs two GPUs or more, one for each rank: 0 visible"):
+        next(gpu_ranks.lines())

@@ -163,6 +163,33 @@ def bench_gpu(
         raise typer.Exit(2) from None
 
 
+@bench_app.command("ranks")
+def bench_ranks(
+    ranks: Annotated[
+        int | None, typer.Option(help="how many, a GPU each (default: all that are visible)")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="every third size")] = False,
+    json: Annotated[Path | None, typer.Option(help="write all figures to this file")] = None,
+) -> None:
+    """Partial sums of several GPUs joined, and row-parallel layers, against a stock all-reduce."""
+    from rich.console import Console
+
+    from samebits.bench import gpu, gpu_ranks
+    from samebits.bench.gpu_timing import ceilings
+    from samebits.check.environment import gpu_environment
+    from samebits.errors import SamebitsError
+    from samebits.report import gpu_costs
+
+    try:
+        about = gpu_environment()
+        lines = gpu_costs.show(gpu_ranks.lines(quick, ranks), ceilings(), Console())
+        if json is not None:
+            gpu.save(json, lines, ceilings(), about)
+    except SamebitsError as error:
+        typer.echo(f"samebits bench: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
 @app.command()
 def env() -> None:
     """Versions, processor, and what the switch covers here."""

@@ -29,3 +29,11 @@ def forced_isa() -> str | None:
             f"SAMEBITS_CPU_ISA={value!r} is not understood: use one of {', '.join(ISAS)}"
         )
     return value
+
+
+def peer_memory() -> bool:
+    """``SAMEBITS_PEER_MEMORY``: 0 keeps ranks from writing to each other's GPU memory directly."""
+    value = os.environ.get("SAMEBITS_PEER_MEMORY", "1").strip()
+    if value not in ("0", "1"):
+        raise SettingError(f"SAMEBITS_PEER_MEMORY={value!r} is not understood: use 1 or 0")
+    return value == "1"

@@ -10,6 +10,7 @@ from samebits.errors import PlanError
 from samebits.integrations.vllm import hooks
 from samebits.integrations.vllm.options import Options
 from samebits.integrations.vllm.patches import Patches
+from samebits.ops import parallel
 from samebits.ops.parallel import ranks
 
 log = logging.getLogger("vllm.samebits")
@@ -66,6 +67,15 @@ def equip(worker: Any, options: Options) -> None:
         return result
 
     worker.load_model = load_model
+    if worker.vllm_config.parallel_config.tensor_parallel_size > 1:
+        execute = worker.execute_model
+
+        @functools.wraps(execute)
+        def execute_model(*args: Any, **kwargs: Any) -> Any:
+            parallel.check()  # a replayed graph calls nothing that could tell
+            return execute(*args, **kwargs)
+
+        worker.execute_model = execute_model
 
 
 def _replace(config: Any, options: Options) -> None:

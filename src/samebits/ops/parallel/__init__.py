@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from samebits.ops.parallel.experts import expert_parallel_moe
 from samebits.ops.parallel.linear import column_parallel_linear, row_parallel_linear
+from samebits.ops.parallel.peers import check, transport
 from samebits.ops.parallel.ranks import agree
 from samebits.ops.parallel.vocabulary import vocab_parallel_embedding, vocab_parallel_logprobs
 
 __all__ = [
     "agree",
+    "check",
     "column_parallel_linear",
     "expert_parallel_moe",
     "row_parallel_linear",
+    "transport",
     "vocab_parallel_embedding",
     "vocab_parallel_logprobs",
 ]

@@ -4,6 +4,7 @@ Every rank has an fp32 partial sum of every result, a subtree of ``balanced(part
 they are, and are folded pairwise in the order of ranks; bias and rounding come last. How they meet
 is a matter of speed:
 
+- peer memory: GPUs of one machine write to each other's memory (`peers`);
 - gather: every rank gets all partial sums and folds all rows: one message, for few rows;
 - exchange: every rank gets the partial sums of its share of the rows, and sends them on rounded.
 """
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 
 from samebits.contract.tree import fold
 from samebits.engines.cpu import order as engine
+from samebits.ops.parallel.peers import peers_of
 from samebits.ops.parallel.ranks import Ranks
 
 #: From so many rows on a rank joins its share of the rows instead of all of them.
@@ -36,8 +38,14 @@ def join(
     Args:
         partial: [M, N] fp32, contiguous.
         bias: [N] of `dtype`, or None.
-        exchange: how they meet; None: by the number of rows.
+        exchange: True, False: they meet in messages, exchanged or gathered. None: over peer memory
+            where the ranks' GPUs have it, else by the number of rows.
     """
+    if exchange is None and partial.is_cuda:
+        peers = peers_of(ranks, partial)
+        if peers is not None:
+            out = torch.empty(partial.shape, dtype=dtype, device=partial.device)
+            return peers.join(partial, bias, out) if out.numel() else out
     count = partial.shape[0]
     if exchange is None:
         exchange = count >= EXCHANGE_FROM

@@ -43,9 +43,10 @@ def row_parallel_linear(
         bias: [N], dtype of x, the same on every rank; or None.
         parts: leaves of the whole axis, a power of two; K is a multiple of ``parts * 128``.
         group: the ranks; None: this process alone.
-        exchange: how partial results meet, which is a matter of speed alone: True: every rank joins
-            a share of the rows and all gather the rounded rows; False: every rank joins all rows.
-            None: by the number of rows.
+        exchange: how partial results meet, which is a matter of speed alone. True, False: in
+            messages of the group: every rank joins a share of the rows and all gather the rounded
+            rows, or every rank joins all rows. None: over peer memory where the ranks' GPUs have
+            it, else in messages, by the number of rows.
 
     Returns:
         [..., N], the same on every rank.
@@ -82,6 +83,7 @@ def row_parallel_linear(
     if ranks is None:
         y = finish([partial], bias, x.dtype)
     else:
+        bias = None if bias is None else bias.contiguous()
         y = join(ranks, partial, bias, x.dtype, exchange)
     return y.view(*x.shape[:-1], weight.shape[0])
 

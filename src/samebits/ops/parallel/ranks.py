@@ -40,6 +40,7 @@ class Ranks:
         size: how many ranks.
         index: which of them this process is, from 0.
         plan: id of the plan that they agreed on.
+        timeout: seconds to wait for a rank, where the group's own timeout does not hold.
     """
 
     group: dist.ProcessGroup
@@ -47,6 +48,7 @@ class Ranks:
     size: int
     index: int
     plan: str
+    timeout: float
 
     # ---- data, moved -----------------------------------------------------------------------------
 
@@ -145,8 +147,9 @@ def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
 
     Args:
         group: of any backend.
-        timeout: seconds to wait for the others here. How long results are waited for is the
-            group's own timeout (``torch.distributed.init_process_group(timeout=)``).
+        timeout: seconds to wait for the others, here and in kernels that wait for results in a
+            GPU's memory. Messages are waited for as long as the group's own timeout says
+            (``torch.distributed.init_process_group(timeout=)``).
 
     Raises:
         RankError: on every rank: they differ, or one did not come in time.
@@ -171,7 +174,7 @@ def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
             f"the ranks of this group would compute different bits: {found}. Give all of them one "
             "release and one plan file"
         )
-    ranks = _KNOWN[group] = Ranks(group, control, size, index, _plan())
+    ranks = _KNOWN[group] = Ranks(group, control, size, index, _plan(), timeout)
     return ranks
 
 

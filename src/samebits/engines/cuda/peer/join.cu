@@ -15,11 +15,13 @@
 //
 // A rank that does not answer for `patience` nanoseconds ends the waiting, for good: results that are
 // missing are NaN, here and in all later calls, and a word in the host's memory says so.
-#include "memory.cuh"
+#include "instructions.cuh"
 
-constexpr int THREADS = 512;
+#ifndef THREADS
+#define THREADS 512
+#endif
 constexpr int LINE = 8;              // results of a thread: 16 bytes in 16 bits
-constexpr int UNROLL = 2;            // lines of a thread in a step
+constexpr int UNROLL = 4;            // lines of a thread in a step
 constexpr u32 STEP = THREADS * LINE * UNROLL;
 
 // What a rank keeps for itself, in words.
@@ -66,26 +68,14 @@ DEVICE float fold(const float (&part)[RANKS]) {
 #if KIND == 0
 using Out = float;
 DEVICE float widen(Out x) { return x; }
+#elif KIND == 1
+using Out = u16;
+DEVICE float widen(Out x) { return __uint_as_float((u32)x << 16); }
+DEVICE u32 round_pair(float low, float high) { return round_pair_bf16(low, high); }
 #else
 using Out = u16;
-DEVICE float widen(Out x) {
-#if KIND == 1
-  return __uint_as_float((u32)x << 16);
-#else
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-#endif
-}
-DEVICE u32 round_pair(float low, float high) {
-  u32 y;
-#if KIND == 1
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#endif
-  return y;
-}
+DEVICE float widen(Out x) { return widen_fp16(x); }
+DEVICE u32 round_pair(float low, float high) { return round_pair_fp16(low, high); }
 #endif
 
 DEVICE void store_pair(Out* at, float low, float high) {
@@ -194,6 +184,22 @@ DEVICE void store_results(u64 at, const Results& y) {
   for (int i = 0; i < (int)(sizeof(Results) / 16); ++i) store_line(at + i * 16, y.line[i]);
 }
 
+// Moves a thread's lines of a step, WORDS times 16 bytes each: all loads, then all stores.
+template <int WORDS, class From, class To, class Inside>
+DEVICE void move(From from, To to, Inside inside) {
+  uint4 word[UNROLL][WORDS];
+#pragma unroll
+  for (int line = 0; line < UNROLL; ++line)
+    if (inside(line))
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) word[line][i] = load_shared_line(from(line) + i * 16);
+#pragma unroll
+  for (int line = 0; line < UNROLL; ++line)
+    if (inside(line))
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) store_line(to(line) + i * 16, word[line][i]);
+}
+
 // Tells all other ranks that this block has done a step: everything it stored before can be read.
 DEVICE void tell(const Way& way, u32 index, u64 flag, u32 value) {
   __syncthreads();
@@ -227,7 +233,7 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
 
   // Element of a share that this thread begins with, in a step.
   auto at = [&](u32 step, int line) {
-    return (step * gridDim.x + blockIdx.x) * STEP + (line * THREADS + threadIdx.x) * LINE;
+    return (((step * UNROLL + line) * gridDim.x + blockIdx.x) * THREADS + threadIdx.x) * LINE;
   };
   auto inside = [&](u32 rank, u32 k) { return k < share && rank * share + k < count; };
 
@@ -235,15 +241,10 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
 #pragma unroll
     for (u32 other = 1; other < RANKS; ++other) {
       const u32 rank = (index + other) % RANKS;
-#pragma unroll
-      for (int line = 0; line < UNROLL; ++line) {
-        const u32 k = at(step, line);
-        if (!inside(rank, k)) continue;
-        const u64 from = (u64)(partial + (u64)rank * share + k);
-        const u64 to = bases[rank] + sums + ((u64)index * share + k) * 4;
-        store_line(to, load_shared_line(from));
-        store_line(to + 16, load_shared_line(from + 16));
-      }
+      move<2>(
+          [&](int line) { return (u64)(partial + (u64)rank * share + at(step, line)); },
+          [&](int line) { return bases[rank] + sums + ((u64)index * share + at(step, line)) * 4; },
+          [&](int line) { return inside(rank, at(step, line)); });
     }
     tell(way, index, own_flag, base + step + 1);
   }
@@ -287,16 +288,11 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
 #pragma unroll
     for (u32 other = 1; other < RANKS; ++other) {
       const u32 rank = (index + other) % RANKS;
-#pragma unroll
-      for (int line = 0; line < UNROLL; ++line) {
-        const u32 k = at(step, line);
-        if (!inside(rank, k)) continue;
-        const u64 place = ((u64)rank * share + k) * sizeof(Out);
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof(Results) / 16); ++i)
-          store_line((u64)out + place + i * 16,
-                     load_shared_line(bases[index] + results + place + i * 16));
-      }
+      auto place = [&](int line) { return ((u64)rank * share + at(step, line)) * sizeof(Out); };
+      move<sizeof(Results) / 16>(
+          [&](int line) { return bases[index] + results + place(line); },
+          [&](int line) { return (u64)out + place(line); },
+          [&](int line) { return inside(rank, at(step, line)); });
     }
   }
 

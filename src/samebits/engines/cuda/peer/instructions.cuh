@@ -1,5 +1,5 @@
-// Memory that other GPUs write: the accesses whose order matters (PTX ISA 8.0, "memory consistency
-// model"). One thin function an instruction; no policy.
+// What join.cu asks of the GPU and CUDA C++ has no name for: accesses to memory that other GPUs write
+// (PTX ISA 8.0, "memory consistency model"), and roundings. One thin function an instruction.
 #pragma once
 
 #include "hopper.cuh"
@@ -70,4 +70,24 @@ DEVICE u64 nanoseconds() {
   u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
+}
+
+// ---- 16-bit numbers -----------------------------------------------------------------------------
+
+DEVICE float widen_fp16(u16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+
+DEVICE u32 round_pair_bf16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+DEVICE u32 round_pair_fp16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
 }

@@ -1,0 +1,188 @@
+"""Launches the kernels that join ranks' partial sums over peer memory; see join.cu for how."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.engines.cuda import nvrtc
+from samebits.engines.cuda.launch import WORD, launcher
+from samebits.engines.cuda.peer.memory import SharedMemory
+from samebits.errors import RankError
+
+_HERE = Path(__file__).parent
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+RANKS = (2, 4, 8)
+
+#: Threads of a block, numbers of a thread's line, bytes of a packet, as in join.cu.
+_THREADS, _LINE, _PACKET = 512, 8, 16
+#: Numbers that one launch takes: beyond, rows go in several.
+MOST = 1 << 25
+#: Numbers that packets can carry, and up to how many they are the faster way.
+MOST_PACKETS, FEW = 1 << 19, 1 << 17
+#: Blocks: as many as packets have work for, and what saturates NVLink.
+_MOST_BLOCKS, BLOCKS = 128, 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie in every rank's memory, in bytes from its start."""
+
+    ranks: int
+
+    @property
+    def capacity(self) -> int:
+        """Packets of a sender in one turn."""
+        return MOST_PACKETS // 2
+
+    @property
+    def flags(self) -> int:
+        return 2 * self.ranks * self.capacity * _PACKET
+
+    @property
+    def sums(self) -> int:
+        return self.flags + 2 * self.ranks * _MOST_BLOCKS * 4
+
+    @property
+    def results(self) -> int:
+        return self.sums + 4 * (MOST + self.ranks * _LINE)
+
+    @property
+    def size(self) -> int:
+        return self.results + 4 * MOST
+
+
+class Peers:
+    """This rank's way to the memory of all ranks of a group, on one device.
+
+    One call after another: all ranks make the same calls in the same order, as with any collective,
+    and never on two streams at once. Calls can be captured in CUDA graphs.
+    """
+
+    def __init__(
+        self, index: int, bases: Sequence[int], patience: float, device: torch.device
+    ) -> None:
+        """
+        Args:
+            index: of this rank.
+            bases: where every rank's memory of `Layout(ranks).size` bytes is here.
+            patience: seconds to wait for a rank.
+            device: of this rank.
+        """
+        self.index, self.size, self.device = index, len(bases), device
+        self.layout = Layout(self.size)
+        self.patience = patience
+        self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
+        self._counters = torch.zeros(8, dtype=torch.int32, device=device)
+        failed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._host = failed.data_ptr()
+        self._failed = failed.numpy()
+
+    def check(self) -> None:
+        """Raises if a rank did not answer in an earlier call.
+
+        Raises:
+            RankError: it did not; results since then are NaN.
+        """
+        if self._failed[0]:
+            raise RankError(
+                f"rank {self.index} of {self.size}: rank {int(self._failed[0]) - 1} did not answer "
+                f"within {self.patience:g} s: it died, or hangs. Results since then are NaN: look "
+                "at that rank's errors, and start all ranks again"
+            )
+
+    def takes(self, partial: torch.Tensor) -> bool:
+        """Whether the kernels move these numbers: rows of a multiple of 8, 16-byte aligned."""
+        return (
+            partial.shape[-1] % _LINE == 0
+            and 0 < partial.shape[-1] <= MOST
+            and partial.data_ptr() % 16 == 0
+            and partial.is_contiguous()
+        )
+
+    def join(
+        self,
+        partial: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        *,
+        packets: bool | None = None,
+        blocks: int = BLOCKS,
+    ) -> torch.Tensor:
+        """The sum of all ranks' `partial`, folded pairwise, plus `bias`, rounded into `out`.
+
+        Args:
+            partial: [M, N] fp32 that `takes` accepts.
+            bias: [N] of the dtype of `out`, contiguous; or None.
+            out: [M, N] bf16, fp16 or fp32, contiguous, 16-byte aligned.
+            packets: which kernel, a matter of speed alone; None: by the number of numbers.
+            blocks: of the kernel for many numbers.
+
+        Raises:
+            RankError: a rank did not answer in an earlier call.
+        """
+        self.check()
+        rows, columns = partial.shape
+        step = MOST // columns
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            self._join(partial[part], bias, out[part], packets, blocks)
+        return out
+
+    def _join(
+        self,
+        partial: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        packets: bool | None,
+        blocks: int,
+    ) -> None:
+        count, columns = partial.numel(), partial.shape[1]
+        kernels, layout = _kernels(self.size, out.dtype), self.layout
+        patience = int(self.patience * 1e9)
+        if packets is None:
+            packets = count <= FEW
+        if packets and count <= MOST_PACKETS:
+            pairs = count // 2
+            kernels[0](
+                (min(-(-pairs // _THREADS), _MOST_BLOCKS),),
+                partial, bias, out, pairs, columns, self.index, self._bases, self._counters,
+                self._host, patience, 0, layout.capacity,
+            )  # fmt: skip
+            return
+        share = -(-count // (self.size * _LINE)) * _LINE
+        kernels[1](
+            (min(blocks, _MOST_BLOCKS, -(-share // (_THREADS * _LINE))),),
+            partial, bias, out, count, columns, share, self.index, self._bases, self._counters,
+            self._host, patience, layout.flags, layout.sums, layout.results, _MOST_BLOCKS,
+        )  # fmt: skip
+
+
+def allocate(ranks: int) -> SharedMemory:
+    """This rank's memory, on the current device.
+
+    Raises:
+        DeviceError: the driver refuses it.
+    """
+    return SharedMemory(Layout(ranks).size)
+
+
+@functools.cache
+def _kernels(ranks: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    """`join_packets` and `join_shares` for a number of ranks and a dtype of results."""
+    values = {"RANKS": ranks, "KIND": _KINDS[dtype], "THREADS": _THREADS}
+
+    @functools.cache
+    def cubin() -> bytes:
+        headers = tuple(sorted(_HERE.glob("*.cuh")))
+        return nvrtc.compile_source(_HERE / "join.cu", "sm_90a", values, headers)
+
+    return (
+        launcher("join_packets", cubin, [WORD] * 12, threads=_THREADS, pdl=True),
+        launcher("join_shares", cubin, [WORD] * 15, threads=_THREADS, pdl=True),
+    )

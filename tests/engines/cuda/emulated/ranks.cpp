@@ -1,0 +1,106 @@
+// Ranks that join partial sums by join.cu: a thread of the CPU for each thread of each block of each
+// rank, and several calls in a row. usage: ranks CALLS [DIES]: before call DIES rank 1 stops.
+// Prints "wrong calls_with_NaN words_of_the_host"; numbers that are there must be right.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "join.cu"
+
+constexpr u32 CAPACITY = 2048, BLOCKS = 8, MOST = 1 << 15;
+constexpr u64 FLAGS = 2ull * RANKS * CAPACITY * sizeof(Packet), SUMS = FLAGS + 2ull * RANKS * BLOCKS * 4,
+              RESULTS = SUMS + MOST * 4, SIZE = RESULTS + MOST * 4;
+
+template <class Kernel>
+void launch(u32 blocks, Kernel kernel) {
+  std::vector<std::unique_ptr<Block>> made;
+  std::vector<std::thread> threads;
+  for (u32 b = 0; b < blocks; ++b) {
+    made.push_back(std::make_unique<Block>(THREADS));
+    for (u32 t = 0; t < THREADS; ++t)
+      threads.emplace_back([=, at = made.back().get()] {
+        blockIdx.x = b, threadIdx.x = t, gridDim.x = blocks, block = at;
+        kernel();
+      });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+// A call's shape and every rank's numbers: functions of the call.
+struct Call {
+  explicit Call(int number) {
+    std::mt19937 draw(number);
+    few = draw() % 2, columns = LINE * (1 + draw() % 4);
+    rows = 1 + draw() % (few ? 12 : 150), blocks = 1 + draw() % 3;
+    for (auto& of : sums) {
+      of.resize(rows * columns);
+      for (float& x : of) x = (float)(int)(draw() % 200001 - 100000) * (float)(1 << draw() % 14) * 1e-4f;
+    }
+    for (u32 i = 0; i < columns; ++i) bias.push_back(rounded_bias(i));
+  }
+  static Out rounded_bias(u32 i) {
+    return KIND == 0 ? (Out)(i * 0.37f) : (Out)(0x3f80 + i);
+  }
+  bool few;
+  u32 columns, rows, blocks;
+  std::vector<float> sums[RANKS];
+  std::vector<Out> bias;
+};
+
+Out expected(const Call& call, u32 i) {
+  float part[RANKS];
+  for (int r = 0; r < RANKS; ++r) part[r] = call.sums[r][i];
+  const float y = fold<0, RANKS>(part) + widen(call.bias[i % call.columns]);
+#if KIND == 0
+  return y;
+#else
+  return (Out)round_bf16(y);
+#endif
+}
+
+int main(int count, char** words) {
+  const int calls = std::atoi(words[1]), dies = count > 2 ? std::atoi(words[2]) : -1;
+  const u64 patience = dies < 0 ? 100'000'000'000 : 3'000'000'000;
+  std::vector<uint4> memory[RANKS];
+  u64 bases[RANKS];
+  Counters counters[RANKS] = {};
+  u32 host[RANKS] = {};
+  std::atomic<int> wrong{0}, missing_calls{0};
+  for (int r = 0; r < RANKS; ++r) memory[r].resize(SIZE / 16), bases[r] = (u64)memory[r].data();
+
+  auto rank = [&](u32 index) {
+    std::mt19937 pause(index);
+    for (int number = 0; number < calls && !(index == 1 && number == dies); ++number) {
+      const Call call(number);
+      const u32 n = call.rows * call.columns, share = (n + RANKS * LINE - 1) / (RANKS * LINE) * LINE;
+      std::vector<uint4> in(n / 4), out(n * sizeof(Out) / 16);  // lines are aligned
+      std::memcpy(in.data(), call.sums[index].data(), n * 4);
+      if (pause() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pause() % 2000));
+      Out* y = (Out*)out.data();
+      launch(call.blocks, [&, host_word = (u64)&host[index], own = &counters[index]] {
+        if (call.few)
+          join_packets((const float2*)in.data(), call.bias.data(), y, n / 2, call.columns, index, bases,
+                       own, host_word, patience, 0, CAPACITY);
+        else
+          join_shares((const float*)in.data(), call.bias.data(), y, n, call.columns, share, index, bases,
+                      own, host_word, patience, FLAGS, SUMS, RESULTS, BLOCKS);
+      });
+      bool absent = false;
+      for (u32 i = 0; i < n; ++i) {
+        const Out want = expected(call, i);
+        const bool nan = widen(y[i]) != widen(y[i]);
+        absent = absent || nan;
+        if (!nan && std::memcmp(&want, &y[i], sizeof want)) ++wrong;
+      }
+      missing_calls += absent;
+    }
+  };
+  std::vector<std::thread> ranks;
+  for (u32 r = 0; r < RANKS; ++r) ranks.emplace_back(rank, r);
+  for (auto& thread : ranks) thread.join();
+  std::printf("%d %d", wrong.load(), missing_calls.load());
+  for (u32 word : host) std::printf(" %u", word);
+  std::puts("");
+}
