@@ -197,6 +197,5 @@ def race(ranks: Ranks, contenders: Mapping[str, Work], sets: int, guess: float) 
 
 
 def _slowest(ranks: Ranks, mine: dict[str, float]) -> dict[str, float]:
-    heard: list[dict[str, float]] = [{}] * ranks.size
-    ranks.talk(lambda: dist.all_gather_object(heard, mine, group=ranks.control))
+    heard = ranks.hear(mine)
     return {name: max(of[name] for of in heard) for name in mine}

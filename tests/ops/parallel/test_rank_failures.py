@@ -52,6 +52,28 @@ def plan_loaded_later(index: int, size: int) -> None:
     healthy(index, size)
 
 
+def wrong_operands(index: int, size: int) -> None:
+    """Seen by every rank before anything is sent, so that none waits; then a step goes well."""
+    group, x = dist.group.WORLD, torch.ones(3, 1024)
+    table, ids = torch.ones(16, 8), torch.tensor([0, 16 * size])
+    with pytest.raises(IndexError, match=rf"id {16 * size} is outside \[0, {16 * size}\)"):
+        ops.vocab_parallel_embedding(ids, table, group=group)
+    with pytest.raises(ShapeError, match="an id is outside"):
+        ops.vocab_parallel_logprobs(x[:2, :8], table, ids, group=group)
+    with pytest.raises(ShapeError, match="needs ids of shape"):
+        ops.vocab_parallel_logprobs(x[:, :8], table, ids, group=group)
+    with pytest.raises(ShapeError, match="do not make 31"):
+        ops.column_parallel_linear(x[:, :8], table, group=group, gather=True, features=31)
+    experts = torch.ones(2, 8, 8), torch.ones(2, 8, 4)
+    with pytest.raises(IndexError, match=f"expert {2 * size} is out of range for {2 * size}"):
+        ops.expert_parallel_moe(
+            x[:1, :8], *experts, torch.tensor([[0, 2 * size]]), torch.ones(1, 2), group=group
+        )
+    with pytest.raises(SamebitsError, match="no backward"):
+        ops.column_parallel_linear(x.requires_grad_(), torch.ones(8, 1024), group=group)
+    healthy(index, size)
+
+
 def killed(index: int, size: int) -> None:
     step()
     if index == 1:
@@ -95,6 +117,8 @@ def child(index: int, size: int, folder: str, what: str) -> None:
         error = f"{type(caught).__name__}: {caught}"
     except ValueError as caught:
         error = str(caught)
+    except BaseException as caught:
+        error = repr(caught)
     Path(folder, f"{index}").write_text(error)
     os._exit(0)  # as a process that ends in an error: without a word to the others
 
@@ -128,6 +152,10 @@ def test_ranks_with_different_plans(tmp_path: Path) -> None:
 
 def test_a_plan_that_was_loaded_later(tmp_path: Path) -> None:
     assert errors(tmp_path, "plan_loaded_later") == ["", ""]
+
+
+def test_operands_that_do_not_fit(tmp_path: Path) -> None:
+    assert errors(tmp_path, "wrong_operands") == ["", ""]
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:

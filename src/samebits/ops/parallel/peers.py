@@ -80,7 +80,7 @@ def _share(ranks: Ranks, device: torch.device) -> Peers | str:
 
     mine, why = _try(lambda: _allocate(ranks.size))
     here = memory.machine()
-    offers = _everyone(ranks, (here, mine.handle if mine else b"", why))
+    offers = ranks.hear((here, mine.handle if mine else b"", why))
     for index, (where, _, refusal) in enumerate(offers):
         if refusal:
             return f"rank {index}: {refusal}"
@@ -93,7 +93,7 @@ def _share(ranks: Ranks, device: torch.device) -> Peers | str:
             for index, (_, handle, _) in enumerate(offers)
         ]
     )
-    for index, refusal in enumerate(_everyone(ranks, why)):
+    for index, refusal in enumerate(ranks.hear(why)):
         if refusal:
             return f"rank {index}: {refusal}"
     assert bases is not None
@@ -116,10 +116,3 @@ def _try(work: Callable[[], T]) -> tuple[T | None, str]:
         return work(), ""
     except DeviceError as error:
         return None, str(error)
-
-
-def _everyone(ranks: Ranks, said: T) -> list[T]:
-    """What every rank said."""
-    heard: list[T] = [said] * ranks.size
-    ranks.talk(lambda: dist.all_gather_object(heard, said, group=ranks.control))
-    return heard

@@ -2,12 +2,13 @@
 
 Ranks agree once, by the first operation of a group, on everything that decides bits: the release,
 the device class and the plan in force. That, and whatever else is said and not computed, goes over
-a group of gloo of its own, whose waiting has an end. Results travel over the group that was given,
-as bytes: nothing on the way adds them.
+the store by which the ranks found each other, where waiting has an end. Results travel over the
+group that was given, as bytes: nothing on the way adds them.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,7 +37,6 @@ class Ranks:
 
     Attributes:
         group: what results travel over.
-        control: a group of the same ranks over gloo.
         size: how many ranks.
         index: which of them this process is, from 0.
         plan: id of the plan that they agreed on.
@@ -44,7 +44,6 @@ class Ranks:
     """
 
     group: dist.ProcessGroup
-    control: dist.ProcessGroup
     size: int
     index: int
     plan: str
@@ -82,6 +81,14 @@ class Ranks:
         if x.numel():
             self.talk(lambda: dist.all_reduce(words, group=self.group))
         return x
+
+    def hear(self, said: T) -> list[T]:
+        """What every rank says, in their order.
+
+        Raises:
+            RankError: one did not within the timeout.
+        """
+        return hear(self.group, said, self.timeout)
 
     def talk(self, work: Callable[[], T]) -> T:
         """`work`, whose failure is told as what it is.
@@ -157,36 +164,46 @@ def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
     size, index = dist.get_world_size(group), dist.get_rank(group)
     if index < 0:
         raise RankError("this process is no rank of the group that it was given")
-    wait = timedelta(seconds=timeout)
-    everyone: list[Mapping[str, str]] = [{}] * size
-    try:
-        known = _KNOWN.get(group)
-        control = _control(group, wait) if known is None else known.control
-        dist.all_gather_object(everyone, decides_bits(), group=control)
-    except RuntimeError as error:
-        raise RankError(
-            f"rank {index} of {size}: the other ranks did not all come within {timeout:g} s, or "
-            f"one of them failed: {error}. Start all of them again"
-        ) from error
+    everyone = hear(group, decides_bits(), timeout)
     found = disagreement(everyone)
     if found:
         raise RankError(
             f"the ranks of this group would compute different bits: {found}. Give all of them one "
             "release and one plan file"
         )
-    ranks = _KNOWN[group] = Ranks(group, control, size, index, _plan(), timeout)
+    ranks = _KNOWN[group] = Ranks(group, size, index, _plan(), timeout)
     return ranks
 
 
-def _control(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
-    """A group of the same ranks over gloo."""
-    made: dist.ProcessGroup = dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=timeout,
-        backend="gloo",
-        use_local_synchronization=True,
+#: How often the ranks of a group have heard each other.
+_ROUNDS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+def hear(group: dist.ProcessGroup, said: T, timeout: float) -> list[T]:
+    """What every rank of a group says, in their order; all of them call it.
+
+    Args:
+        said: anything that can be pickled.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        RankError: one of them did not come in time.
+    """
+    size, index = dist.get_world_size(group), dist.get_rank(group)
+    number = _ROUNDS[group] = _ROUNDS.get(group, 0) + 1
+    store: Any = dist.distributed_c10d.PrefixStore(
+        f"samebits/{group.group_name}", dist.distributed_c10d._get_default_store()
     )
-    return made
+    keys = [f"{number}/{rank}" for rank in range(size)]
+    try:
+        store.set(keys[index], pickle.dumps(said))
+        store.wait(keys, timedelta(seconds=timeout))
+        return [pickle.loads(store.get(key)) for key in keys]
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {index} of {size}: the other ranks did not all come within {timeout:g} s, or "
+            f"one of them failed: {error}. Start all of them again"
+        ) from error
 
 
 @lru_cache(maxsize=1)
