@@ -49,6 +49,7 @@ KINDS: dict[str, Kind] = {
     "configuration": Kind(
         "configuration", "a setting, or the switch, was not the same in both runs", False
     ),
+    "inputs": Kind("different inputs", "the model was not asked the same in both runs", False),
     "version": Kind("library version", "the runs come from different versions of a library", False),
     "unknown": Kind("unknown", "no experiment found the cause", False),
 }
@@ -201,6 +202,11 @@ class Explanation:
             return (
                 "Stock PyTorch promises no order, so this is not a defect; under "
                 "samebits.enable() the order is part of the contract and the bits are equal."
+            )
+        if self.kind == "inputs":
+            return (
+                "This says nothing about the model: give both runs the same request, or say with "
+                "`align` which rows and tokens belong together."
             )
         return "They should not differ: this is a defect or a setting, not rounding."
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,11 +26,18 @@ class Window:
         batch: size of the batch axis; 0: every tensor belongs to the request as a whole.
         length: size of the token axis, or None for forwards without one.
         spans: for each request (row of the batch) the first and last+1 token that count.
+        time_first: the tokens come first where it is not clear: on one axis with the batch, and
+            where both are of one size.
     """
 
     batch: int
     length: int | None = None
     spans: tuple[tuple[int, int], ...] | None = None
+    time_first: bool = False
+
+    def in_time(self) -> Window:
+        """The same with the tokens before the requests."""
+        return replace(self, time_first=True)
 
     def select(
         self, t: torch.Tensor, row: int, axis: int | None
@@ -48,10 +55,14 @@ class Window:
         if self.length is None:
             return (t[row : row + 1], 0) if t.shape[0] == self.batch else None
         start, stop = self.spans[row] if self.spans else (0, self.length)
-        if t.shape[0] == self.batch and self.length in t.shape[1:]:
+        in_time = 1 < self.length != self.batch or self.time_first
+        if in_time and t.shape[:2] == (self.length, self.batch):
+            cut = t[:, row : row + 1]
+        elif t.shape[0] == self.batch and self.length in t.shape[1:]:
             cut = t[row]
         elif t.shape[0] == self.batch * self.length:
-            cut = t[row * self.length : (row + 1) * self.length]
+            order = (self.length, self.batch) if self.time_first else (self.batch, self.length)
+            cut = t.reshape(*order, *t.shape[1:]).select(int(self.time_first), row)
         elif t.shape[0] % self.batch == 0 and self.length in t.shape[1:]:
             heads = t.shape[0] // self.batch
             cut = t[row * heads : (row + 1) * heads]

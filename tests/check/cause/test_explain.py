@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import samebits as sb
 from samebits.check import Explanation, Request, check, explain
+from samebits.check.cause.marks import aligned
 from samebits.check.tokens import Sizes
 from samebits.errors import SettingError, ShapeError
 from samebits.mode import stock
@@ -272,3 +273,148 @@ def test_linear_layers_of_stock_torch_under_inference_mode() -> None:
     if found.verdict == "differs":
         assert found.kind == "reordering" and found.place is not None
         assert found.place.module == "0" and found.swaps[-1].differing == 0
+
+
+class Recurrent(nn.Module):
+    """Tokens [B, T] through a layer that computes time first; in wider batches one sum of 2 parts.
+
+    A request alone is multiplied and added in one operation, a batch in two.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(values(WIDTH, WIDTH, seed=3) / WIDTH**0.5)
+        self.bias = nn.Parameter(values(WIDTH, seed=4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, D]."""
+        b, t, d = x.shape
+        flat = x.transpose(0, 1).reshape(t * b, d)
+        if b == 1:
+            inputs = torch.addmm(self.bias, flat, self.weight)
+        else:
+            inputs = flat @ self.weight + self.bias
+        h, states = torch.zeros(b, d), []
+        for now in inputs.relu().unflatten(0, (t, b)).unbind(0):
+            h = torch.tanh(now + torch.addmm(self.bias, h, self.weight))
+            states.append(torch.ops.planted.split_k(h, self.weight))
+        return torch.stack(states, 1)
+
+
+@pytest.mark.parametrize(("few", "place"), [(1, 0), (2, 1)])
+def test_layers_that_compute_time_first(few: int, place: int) -> None:
+    model = Recurrent().requires_grad_(False)
+    x = values(9, 5, WIDTH)
+    found = explain(model, x[:few], x, align=(place, place), twins=planted.TWINS)
+    assert found.kind == "reordering" and found.place is not None, found
+    assert found.passes < 24, found.passes
+
+
+def test_rows_that_are_sorted_on_the_way_are_not_blamed() -> None:
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(values(WIDTH, WIDTH, seed=9) / WIDTH**0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            """x [B, D]."""
+            order = x[:, 0].argsort()
+            y = torch.ops.planted.split_k(x[order], self.weight)
+            return torch.relu(y[order.argsort()])
+
+    x = values(9, WIDTH)
+    found = explain(Sorted(), x[:2], x, align=(1, 1), twins=planted.TWINS)
+    assert found.kind == "reordering", found
+    assert any("Passed over" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("recurrent", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize(("few", "many", "place"), [(1, 8, 0), (2, 8, 1), (1, 12, 0)])
+def test_recurrent_layers_of_torch(
+    recurrent: type[nn.RNNBase], few: int, many: int, place: int
+) -> None:
+    torch.manual_seed(0)
+    model = recurrent(64, 96, batch_first=True).requires_grad_(False)
+    x = values(many, 12, 64)
+    found = explain(model, x[:few], x, align=(place, place))
+    if found.verdict == "differs":  # which kernels torch takes depends on the machine
+        assert found.kind == "reordering", found
+
+
+def test_different_inputs_are_called_that() -> None:
+    model, x = Stack(Product("split_k", 9)), values(4, WIDTH)
+    found = explain(model, x[:1], x.roll(1, 0), align=(0, 0))
+    assert (found.kind, found.trigger, found.allowed) == ("inputs", "inputs", False), found
+    assert "x differs" in found.cause and "same request" in found.should
+    tokens = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+    ids = torch.arange(6)[None]
+    other = ids.clone()
+    other[0, 4] = 0
+    found = explain(tokens, ids, other)
+    assert found.kind == "inputs" and "input differs for the request" in found.cause
+    found = explain(tokens, ids, other.repeat(2, 1), align=(0, 1))
+    assert "in 1 of 6 tokens, first in token 4" in found.cause
+
+
+def test_tokens_that_follow_from_a_difference_are_not_inputs() -> None:
+    """What a model is asked later is what it answered before."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, WIDTH), planted.Exact("", 3)
+            self.scale = 1.0
+
+        def forward(self, ids: Tensor) -> Tensor:
+            """ids [1, T]."""
+            return self.head(self.embed(ids) * self.scale)
+
+    torch.manual_seed(0)
+    model = Scaled().requires_grad_(False)
+
+    def generated(scale: float, seed: int) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            model.scale = scale
+            ids, results = torch.tensor([[1]]), []
+            for _ in range(4):
+                results.append(model(ids))
+                ids = (ids + seed) % 50
+            return torch.cat(results, 1)
+
+        return call
+
+    found = explain(model, generated(1.0, 1), generated(1.5, 2), align=(0, 0))
+    assert found.kind == "semantics" and found.place is not None
+    assert found.place.op == "aten.mul.Tensor", found
+
+
+def test_without_a_bound_nothing_is_said_about_orders() -> None:
+    """How far errors of a solution of equations may go depends on their condition."""
+
+    class Solves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            """x [B, D]."""
+            n = 8 + int(len(x) > 4)
+            hilbert = 1 / (torch.arange(n)[:, None] + torch.arange(n) + 1.0)
+            return torch.linalg.solve(hilbert, x[:, :n].T).T[:, :8]
+
+    x = values(9, WIDTH)
+    found = explain(Solves(), x[:1], x, align=(0, 0))
+    assert not any("no order of additions" in text for text in (found.cause, *found.evidence))
+    assert found.amount is None or found.amount.of_bound is None
+
+
+def test_operations_are_aligned_where_one_run_has_more() -> None:
+    def keys(names: str) -> list[tuple[str, str, int]]:
+        return [("m", name, names[:i].count(name)) for i, name in enumerate(names)]
+
+    found = aligned(keys("acdcbe"), keys("xcdcbye"))
+    assert found == {
+        ("m", "c", 0): ("m", "c", 0), ("m", "d", 0): ("m", "d", 0), ("m", "c", 1): ("m", "c", 1),
+        ("m", "b", 0): ("m", "b", 0), ("m", "e", 0): ("m", "e", 0),
+    }  # fmt: skip
+    # One multiplication more at the beginning moves the numbers of all that follow.
+    assert aligned(keys("dcac"), keys("cdcac")) == {
+        ("m", "d", 0): ("m", "d", 0), ("m", "c", 0): ("m", "c", 1),
+        ("m", "a", 0): ("m", "a", 0), ("m", "c", 1): ("m", "c", 2),
+    }  # fmt: skip

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
+import torch
+
 from samebits.check.cause.case import Case, small
+from samebits.check.cause.marks import Step
 from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
 from samebits.check.tape import Key
@@ -44,6 +48,26 @@ def other_operations(
         "reordering" if small(values) else "semantics", "other kernel",
         f"the runs take other operations here: {names[0]} against {names[1]}.",
         "mask" if mask else "argument" if given else None, lines,
+    )  # fmt: skip
+
+
+def other_inputs(step: Step, module: torch.nn.Module | None) -> Diagnosis:
+    """The model was asked different things; `step`: its first argument in both runs."""
+    label = step.key[1].partition("[")[2].partition("]")[0]
+    if label.isdigit():
+        forward = getattr(module, "_fn", None) or getattr(module, "forward", None)
+        names = list(inspect.signature(forward).parameters) if forward is not None else []
+        place = int(label)
+        label = names[place] if place < len(names) else f"argument {place}"
+    assert step.differs is not None
+    where = (
+        f"in {step.differing} of {len(step.differs)} tokens, first in token {step.token}"
+        if len(step.differs) > 1
+        else "for the request"
+    )
+    return Diagnosis(
+        "inputs", "argument", f"the runs are given different inputs: {label} differs {where}.",
+        "inputs",
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -28,12 +28,14 @@ class Case:
         given: arguments of the module around it that differ in form: name, first's, second's.
         filled: makes both runs again with fresh memory filled with a value; gives whether they
             agree, how many tensors were filled, and how many NaN the modules put out.
+        passed: operations before it that differ and could not be compared.
     """
 
     isolation: Isolation
     others: tuple[list[Key], list[Key]]
     given: list[tuple[str, str, str]]
     filled: Callable[[float], tuple[bool, int, int]]
+    passed: list[Key] = field(default_factory=list)
 
     @property
     def first(self) -> Operation:
@@ -71,6 +73,11 @@ class Case:
             if _unlike(a, b, self.first, self.second) and not _overwritten(self.second, i)
         ]
 
+    def of_one_run(self, i: int) -> bool:
+        """Whether operand `i` was made by an operation that only one of the runs has."""
+        calls = zip((self.first, self.second), self.others, strict=True)
+        return any(op.origins[i].made_by in others for op, others in calls)
+
     def origin(self, i: int) -> Origin:
         """Where operand `i` came from: of both runs the one that says more."""
         x, y = self.first.origins[i], self.second.origins[i]
@@ -107,6 +114,11 @@ class Case:
         """The request's part of both calls' results, as they were in the runs."""
         x, y = self.isolation.want
         return tuple(x), tuple(y)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it is known how far rounding alone can move a result."""
+        return self.noise is not None or self.of_bound is not None
 
     @property
     def within(self) -> bool:

@@ -20,6 +20,7 @@ from samebits.check.cause.case import Case, small
 from samebits.check.cause.factors import arguments_that_differ, same
 from samebits.check.cause.settings import SWITCH, RandomState, kind_of, random_state
 from samebits.check.explanation import Factor
+from samebits.check.tape import Key
 
 _ORDERINGS = {
     "topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "mode", "median",
@@ -128,11 +129,7 @@ def batch_scale(case: Case) -> Diagnosis | None:
 def state(case: Case) -> Diagnosis | None:
     """An operand from outside the module's own operations is not the same."""
     for i, origin in case.unlike:
-        made_here = origin.made_by is not None and origin.made_by in (
-            *case.others[0],
-            *case.others[1],
-        )
-        if made_here or (origin.made_by is not None and not moves(origin.made_by)):
+        if case.of_one_run(i) or (origin.made_by is not None and not moves(origin.made_by)):
             continue
         name = case.argument_name(i)
         mask = "mask" in f"{name} {origin.argument}"
@@ -280,9 +277,7 @@ def argument(case: Case) -> Diagnosis | None:
 
 def other_kernel(case: Case) -> Diagnosis | None:
     """What made the differing operand ran in one run only."""
-    made = [o.made_by for _, o in case.unlike if o.made_by is not None]
-    ours = [k for k in made if k in case.others[0] or k in case.others[1]]
-    if not ours:
+    if not any(case.of_one_run(i) for i, _ in case.unlike):
         return None
     return other_operations(case.others, case.given, case.values)
 
@@ -300,8 +295,17 @@ def handed_on(case: Case) -> Diagnosis | None:
         if a.shape != b.shape and b.is_floating_point() and alone:
             made.append(origin.made_by)
     key = next((k for k in made if k is not None and not moves(k)), None)
-    if key is None:
-        return None
+    return None if key is None else _feeds(case, key)
+
+
+def passed_over(case: Case) -> Diagnosis | None:
+    """The rows are put back in their places, by an operation that computes nothing."""
+    computing = [key for key in case.passed if not moves(key)]
+    return _feeds(case, computing[-1]) if computing and moves(case.first.key) else None
+
+
+def _feeds(case: Case, key: Key) -> Diagnosis:
+    """An operation whose results could not be compared before they reached the case's."""
     name = key[1].removesuffix(".default")
     close = small(case.values)
     return Diagnosis(
@@ -380,12 +384,19 @@ def defect(case: Case) -> Diagnosis:
             (first_difference(case, case.unlike[0][0]),),
         )  # fmt: skip
     factor = case.turning("rows", "position", "layout", "neighbours", "operand")
-    if case.of_bound is None and not factor:
+    trigger = factor.name if factor else None
+    if case.bounded:
+        return Diagnosis(
+            "semantics", "beyond rounding",
+            f"{case.op} computes something else: no order of additions gives results so far "
+            "apart.", trigger, (*bound_line(case), *sweep(case, factor)),
+        )  # fmt: skip
+    if not factor:
         return Diagnosis("unknown", "", f"{case.op} differs, and no experiment says why.")
     return Diagnosis(
-        "semantics", "beyond rounding",
-        f"{case.op} computes something else: no order of additions gives results so far apart.",
-        factor.name if factor else None, (*bound_line(case), *sweep(case, factor)),
+        "unknown", "no bound",
+        f"{case.op} gives other results, farther apart than a few hundred roundings; how far "
+        "orders of its additions may lie apart is not known.", trigger, sweep(case, factor),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from samebits.check.tape import Key
 #: In this order: what is seen at the operands before what is inferred from results.
 DETECTORS: tuple[Callable[[Case], Diagnosis | None], ...] = (
     detect.random_numbers,
+    detect.passed_over,
     detect.ties,
     detect.uninitialised,
     detect.batch_scale,

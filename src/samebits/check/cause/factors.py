@@ -91,7 +91,7 @@ def rows_of(op: Operation, other: Operation) -> Rows | None:
         if t.dim() and origin.name is None and _carries(t, op)
         and (i >= len(other.operands) or _carries(other.operands[i], other))
     ]  # fmt: skip
-    if not has:
+    if not has or any(_in_time(t, window.batch) for t in operands):
         return None
     axis = operands[has[-1]].shape[0]
     carriers = tuple(i for i in has if operands[i].shape[0] == axis)
@@ -100,7 +100,8 @@ def rows_of(op: Operation, other: Operation) -> Rows | None:
     batch, length = window.batch, window.length or 0
     if length and axis == batch * length and axis != batch:
         start = window.spans[op.row][0] if window.spans else 0
-        place = op.row * length + start + op.token
+        token = start + op.token
+        place = token * batch + op.row if window.time_first else op.row * length + token
         return Rows(op, carriers, axis, 1, place)
     return Rows(op, carriers, batch, axis // batch, op.row)
 
@@ -111,6 +112,11 @@ def _carries(t: torch.Tensor, op: Operation) -> bool:
         and t.shape[0] % op.window.batch == 0
         and op.window.select(t, op.row, None) is not None
     )
+
+
+def _in_time(t: torch.Tensor, batch: int) -> bool:
+    """Whether `t` may be [T, B, ...]: kernels of recurrent layers trust that the batches agree."""
+    return t.dim() > 2 and t.shape[0] != batch and t.shape[1] == batch > 1
 
 
 class Isolation:

@@ -7,7 +7,9 @@ of a prefill and of the decode steps that follow it join up along the token axis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +21,8 @@ from samebits.check.tape import WHOLE, Key, Tape, Window, labelled, tensors
 
 _CHUNK = 2**22
 """Elements that are widened to 64 bits at a time."""
+_MOST_PAIRS = 10**7
+"""Operations of both runs, multiplied, up to which a common sequence is looked for."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,12 @@ class Request:
         row: the request's place in the batch; None: everything is compared.
         tokens: its first and last+1 place on the token axis (default: all of it, or what an
             ``attention_mask`` argument marks as real).
+        time_first: see `samebits.check.tape.Window`; found out, and not to be given.
     """
 
     row: int | None = None
     tokens: tuple[int, int] | None = None
+    time_first: bool = False
 
 
 def hashes(t: torch.Tensor, axis: int) -> torch.Tensor:
@@ -121,7 +127,14 @@ class Listener(Tape):
         if length is None:
             return Window(batch)
         span = self.request.tokens or _real(kwargs.get("attention_mask"), row, length)
-        return Window(batch, length, tuple(span if r == row else (0, length) for r in range(batch)))
+        spans = tuple(span if r == row else (0, length) for r in range(batch))
+        return Window(batch, length, spans, self.request.time_first)
+
+    @contextmanager
+    def forward(self, window: Window) -> Iterator[None]:
+        """A forward that the caller announces."""
+        with super().forward(replace(window, time_first=self.request.time_first)):
+            yield
 
     def part(self, t: torch.Tensor, key: Key) -> tuple[torch.Tensor, int] | None:
         """The request's part of a step's result and its token axis; None when it has none."""
@@ -167,6 +180,7 @@ class Marks(Listener):
         self.owner = owner
         self.marks: dict[Key, Mark] = {}
         self.outputs: dict[Key, Mark] = {}
+        self.inputs: dict[Key, Mark] = {}
         self.order: dict[Key, None] = {}
         self.given: dict[str, dict[str, str]] = {}
         self.settings: dict[str, Settings] = {}
@@ -174,7 +188,10 @@ class Marks(Listener):
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Marks a module's arguments, and notes which of them are given and in which form."""
         if not self.operations:
-            self._mark(key, {**dict(enumerate(args)), **kwargs})
+            given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+            if not key[0]:
+                self._mark_input(key, given)
+            self._mark(key, given)
             named = {**{f"argument {i}": x for i, x in enumerate(args)}, **kwargs}
             self.given[key[0]] = {name: _form(x) for name, x in named.items()}
             self.settings[key[0]] = settings_now()
@@ -191,6 +208,17 @@ class Marks(Listener):
             self._mark(key, output, whole=_ranks(func, args, kwargs))
         return output
 
+    def _mark_input(self, key: Key, given: dict[Any, Any]) -> None:
+        """Marks what the model is asked: its first tensor, be it integers (tokens)."""
+        label, t = next(labelled(given), ("", None))
+        if t is None or "mask" in label or "position" in label:
+            return
+        with self.busy():
+            each = (key[0], key[1] + label, key[2])
+            found = self.part(t, each)
+            if found is not None and found[0].numel():
+                self._add(each, *found, to=self.inputs)
+
     def _mark(
         self, key: Key, value: Any, also: dict[Key, Mark] | None = None, *, whole: bool = False
     ) -> None:
@@ -206,15 +234,18 @@ class Marks(Listener):
                 if also is not None and not index:
                     also[each] = mark
 
-    def _add(self, key: Key, part: torch.Tensor, axis: int) -> Mark:
+    def _add(
+        self, key: Key, part: torch.Tensor, axis: int, *, to: dict[Key, Mark] | None = None
+    ) -> Mark:
+        to = self.marks if to is None else to
         form: tuple[object, ...] = (
             part.dtype,
             *(n for i, n in enumerate(part.shape) if i != axis),
         )
-        mark = self.marks.get(key)
+        mark = to.get(key)
         if mark is None:
             parent = self.stack[-2] if len(self.stack) > 1 else ""
-            mark = self.marks[key] = Mark(key[0], parent, key[1], axis, form)
+            mark = to[key] = Mark(key[0], parent, key[1], axis, form)
         mark.sound &= mark.axis == axis and mark.form == form
         mark.pieces.append(hashes(part, axis))
         return mark
@@ -241,9 +272,16 @@ def makes_memory(func: Any) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of both runs. `differs`: bool [tokens], or None when they cannot be compared."""
+    """One step of both runs.
+
+    Attributes:
+        key, there: of the step in the first and in the second run.
+        first, second: its marks.
+        differs: bool [tokens], or None when they cannot be compared.
+    """
 
     key: Key
+    there: Key
     first: Mark
     second: Mark
     differs: torch.Tensor | None
@@ -263,13 +301,59 @@ class Step:
         """The first token that differs."""
         return 0 if self.differs is None else int(self.differs.nonzero()[0])
 
+    @property
+    def stage(self) -> int:
+        """The forward in which they first differ, counted in the run that took more of them."""
+        return max(mark.piece_of(self.token)[0] for mark in (self.first, self.second))
 
-def steps(first: dict[Key, Mark], second: dict[Key, Mark]) -> Iterator[Step]:
-    """The steps that both runs have, in the first run's order."""
+
+def operation(key: Key) -> Key:
+    """The key of an operation, of the key of one of its results."""
+    return key[0], key[1].partition("[")[0], key[2]
+
+
+def steps(
+    first: dict[Key, Mark], second: dict[Key, Mark], partners: dict[Key, Key] | None = None
+) -> Iterator[Step]:
+    """The steps that both runs have, in the first run's order.
+
+    `partners`: for each operation of the first run the same one in the second (default: of equal
+    key); see `aligned`.
+    """
     for key, mark in first.items():
-        other = second.get(key)
+        there = key
+        if partners is not None:
+            partner = partners.get(operation(key))
+            if partner is None:
+                continue
+            there = partner[0], key[1], partner[2]
+        other = second.get(there)
         if other is None:
             continue
         same_form = mark.sound and other.sound and mark.form == other.form
         x, y = mark.value(), other.value()
-        yield Step(key, mark, other, x != y if same_form and x.shape == y.shape else None)
+        differs = x != y if same_form and x.shape == y.shape else None
+        yield Step(key, there, mark, other, differs)
+
+
+def aligned(first: list[Key], second: list[Key]) -> dict[Key, Key]:
+    """The operations of two runs that belong together, where one has some that the other has not.
+
+    A key counts operations of one name, so one more of them in one run moves all that follow.
+    """
+    if first == second:
+        return {key: key for key in first}
+    x, y = ([key[:2] for key in keys] for keys in (first, second))
+    start = end = 0
+    shorter = min(len(x), len(y))
+    while start < shorter and x[start] == y[start]:
+        start += 1
+    while end < shorter - start and x[-1 - end] == y[-1 - end]:
+        end += 1
+    pairs = [(i, i) for i in range(start)]
+    pairs += [(len(x) - 1 - i, len(y) - 1 - i) for i in range(end)]
+    x, y = x[start : len(x) - end], y[start : len(y) - end]
+    if len(x) * len(y) <= _MOST_PAIRS:
+        for i, j, size in SequenceMatcher(None, x, y, autojunk=False).get_matching_blocks():
+            pairs += [(start + i + t, start + j + t) for t in range(size)]
+    return {first[i]: second[j] for i, j in pairs}

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from samebits.check.cause.capture import Operation, base_name
 from samebits.check.cause.products import OUTPUT, UNIT, sample
+from samebits.mode.coverage import moves_data
 
 _PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1), "convolution": (0, 1)}
 _SUMS = {"sum", "mean", "cumsum", "nansum", "index_add", "scatter_add"}
@@ -76,11 +77,11 @@ def _shares(op: Operation) -> tuple[torch.Tensor, float]:
 def _bounded(op: Operation) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact result, and for each element the largest error that rounding can cause.
 
-    Products and sums: gamma_n sum |terms|. Attention: see `_attention`. Everything else: a few
-    roundings for each term of a row.
+    Products and sums: gamma_n sum |terms|. Attention: see `_attention`. Rows of softmaxes and
+    norms: a few roundings for each term of a row. Single elements: a few roundings.
 
     Raises:
-        ValueError: an operation of another library, of which nothing is known.
+        ValueError: of no such operation; nothing is known of its errors.
     """
     name, output = base_name(op.func), op.output[0]
     if op.func.namespace != "aten":
@@ -100,9 +101,16 @@ def _bounded(op: Operation) -> tuple[torch.Tensor, torch.Tensor]:
         return exact, (terms + 2) * UNIT * size + last
     if "attention" in name:
         return exact, _attention(op, exact) + last
+    if name not in _RELATIVE and not _of_elements(op):
+        raise ValueError(f"no bound of {name} is known")
     terms = floats[0].shape[-1] if name in _RELATIVE and floats[0].dim() else 1
     scale = exact.abs().amax() if name in _RELATIVE else exact.abs()
     return exact, (8 + terms) * UNIT * scale + 4 * last
+
+
+def _of_elements(op: Operation) -> bool:
+    """Whether an operation computes each element from a few, or only moves them."""
+    return torch.Tag.pointwise in op.func.tags or moves_data(op.key[1].partition(".")[2])
 
 
 def _in_binary64(

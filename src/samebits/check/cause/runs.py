@@ -148,6 +148,11 @@ class Runs:
         return add([difference((a,), (b,)) for a, b in pairs if a.dtype == b.dtype])
 
     @property
+    def unannounced(self) -> bool:
+        """Whether the calls leave it to us to see what belongs to the request."""
+        return not self._own
+
+    @property
     def comparable(self) -> bool:
         """Whether the two calls returned anything that can be compared."""
         return any(a.numel() and a.shape == b.shape for a, b in zip(*self.returned, strict=False))

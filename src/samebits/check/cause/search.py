@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from samebits.check.cause.answers import Diagnosis
+from samebits.check.cause.answers import Diagnosis, other_inputs
 from samebits.check.cause.capture import Capture, Operation
 from samebits.check.cause.case import Case
+from samebits.check.cause.cuts import cut_wrongly, time_first
 from samebits.check.cause.diagnosis import compiled, diagnose, without_operation
 from samebits.check.cause.factors import Isolation
-from samebits.check.cause.marks import Marks, Request, Step, steps
+from samebits.check.cause.marks import Marks, Request, Step, aligned, operation, steps
 from samebits.check.cause.runs import FIRST, SECOND, Filled, Function, Runs, Value
 from samebits.check.cause.settings import Settings
 from samebits.check.cause.trees import trees
@@ -28,6 +29,8 @@ from samebits.mode import deterministic, is_on
 
 _TRIES = 3
 """How often operations are compared where runs do not repeat."""
+_CANDIDATES = 6
+"""Operations that differ and are looked at: all but the last were cut wrongly."""
 
 
 class Search:
@@ -40,6 +43,9 @@ class Search:
         self.modules: tuple[ModuleMark, ...] = ()
         self.marks: tuple[Marks, Marks] | None = None
         self.steady = True
+        self.time_first = False
+        self.until: int | None = None
+        self.passed: list[Key] = []
 
     def run(self) -> Explanation:
         """The explanation, without what does not depend on the runs."""
@@ -47,7 +53,13 @@ class Search:
         self._compare_modules()
         self._repeat()
         plain = runs.results(*runs.returned)
-        step = next((s for s in self.steps if s.differing), None)
+        asked = self._asked()
+        if asked is not None:
+            self.until = asked.stage
+        step = next((s for s in self.steps if self._counts(s)), None)
+        if asked is not None and step is None:
+            return self._explanation(other_inputs(asked, self.runs.module), Place(""),
+                                     _amount(*self._values(asked)), [])  # fmt: skip
         if step is None and not plain.differing and self.steady:
             if not runs.comparable and all(s.differs is None for s in self.steps):
                 raise SettingError(
@@ -60,7 +72,7 @@ class Search:
             if found is not None:
                 return found
         owner = _owner(step)
-        pair, others = self._operations(owner)
+        pair, others = self._operations(owner, step)
         if pair is None:
             return self._module(step, owner, others)
         return self._operation(pair, others)
@@ -74,10 +86,21 @@ class Search:
         first, second = self.marks
         self.steps = list(steps(first.marks, second.marks))
         self.modules = tuple(
-            ModuleMark(s.key[0] or "(whole)", _operation(s.key)[1], s.differing, len(s.differs))
+            ModuleMark(s.key[0] or "(whole)", operation(s.key)[1], s.differing, len(s.differs))
             for s in steps(first.outputs, second.outputs)
             if s.differs is not None
         )
+
+    def _asked(self) -> Step | None:
+        """Where the runs ask the model different things, if they do."""
+        if self.marks is None or not self.runs.unannounced:
+            return None
+        first, second = self.marks
+        return next((s for s in steps(first.inputs, second.inputs) if s.differing), None)
+
+    def _counts(self, step: Step) -> bool:
+        """Whether a step differs, before the runs ask different things (what was drawn, say)."""
+        return step.differing > 0 and (self.until is None or step.stage < self.until)
 
     def _compared(self) -> tuple[str, ...]:
         """How much of the runs an answer of "equal" stands on."""
@@ -96,34 +119,72 @@ class Search:
                 self.evidence.append(f"The {name} run differs from itself when it is made again.")
 
     def _operations(
-        self, owner: str | None
+        self, owner: str | None, step: Step | None
     ) -> tuple[tuple[Operation, Operation] | None, tuple[list[Key], list[Key]]]:
-        """The first operation that differs, and those around it that one of the runs alone has."""
+        """The first operation that differs, and those around it that one of the runs alone has.
+
+        Args:
+            owner: the module whose operations they are; None: look at all.
+            step: the first of the modules' steps that differs.
+        """
         others: tuple[list[Key], list[Key]] = ([], [])
-        scopes = [owner] if owner is not None else [None]
-        for scope in scopes if self.steady else scopes * _TRIES:
-            x, y = self.runs.both(
-                lambda r, like, scope=scope: Marks(  # type: ignore[misc]
-                    self.runs.module, r, like=like, operations=True, owner=scope
-                )
-            )
+        for _ in range(1 if self.steady else _TRIES):
+            x, y = self._marked(owner)
             self._faithful(x, y)
+            partners = aligned(list(x.order), list(y.order))
+            there = set(partners.values())
             others = (
-                [k for k in x.order if k not in y.order],
-                [k for k in y.order if k not in x.order],
+                [k for k in x.order if k not in partners],
+                [k for k in y.order if k not in there],
             )
-            found = next(
-                (
-                    s
-                    for s in steps(x.marks, y.marks)
-                    if (s.differing or s.recast) and _operation(s.key) in x.order
-                ),
-                None,
-            )
-            pair = None if found is None else self._capture(found)
+            pair = self._first_of(x, y, step)
+            if pair is None and self.time_first:
+                pair = self._first_of(*self._marked(owner), step)
             if pair is not None:
                 return pair, others
         return None, others
+
+    def _marked(self, owner: str | None) -> tuple[Marks, Marks]:
+        """Both runs with the operations of a module marked."""
+        return self.runs.both(
+            lambda r, like: Marks(
+                self.runs.module, self._cut(r), like=like, operations=True, owner=owner
+            )
+        )
+
+    def _cut(self, request: Request) -> Request:
+        """A request as it is cut out of the results of operations."""
+        return replace(request, time_first=self.time_first)
+
+    def _first_of(
+        self, x: Marks, y: Marks, step: Step | None
+    ) -> tuple[Operation, Operation] | None:
+        """The first operation that differs; None: there is none, or `time_first` was found out.
+
+        An operation whose request was cut out at the wrong place is passed over.
+        """
+        self.passed = []
+        found: dict[Key, Step] = {}
+        for s in steps(x.marks, y.marks, aligned(list(x.order), list(y.order))):
+            if self._counts(s) or s.recast:
+                found.setdefault(operation(s.key), s)
+        behind = functools.cache(lambda: self._values(step))
+        for candidate in list(found.values())[:_CANDIDATES]:
+            pair = self._capture(candidate)
+            if pair is None:
+                return None
+            if candidate.recast or not cut_wrongly(*pair, behind):
+                break
+            if not self.time_first and time_first(*pair):
+                self.time_first = True
+                return None
+            self.passed.append(pair[0].key)
+        else:
+            pair = None
+        if self.passed:
+            names = ", ".join(dict.fromkeys(k[1].removesuffix(".default") for k in self.passed))
+            self.evidence.append(f"Passed over, as they hold the request at other places: {names}.")
+        return pair
 
     def _faithful(self, x: Marks, y: Marks) -> None:
         """Whether recording operations left the modules' results as they were."""
@@ -139,11 +200,12 @@ class Search:
 
         None: it did not run again, as it may be with runs that do not repeat.
         """
-        key = _operation(step.key)
         pair = []
-        for side, mark in ((FIRST, step.first), (SECOND, step.second)):
+        for side, mark, part in ((FIRST, step.first, step.key), (SECOND, step.second, step.there)):
+            key = operation(part)
             piece, place = mark.piece_of(step.token)
-            capture = Capture(self.runs.module, self.runs.requests[side], {key: piece})
+            request = self._cut(self.runs.requests[side])
+            capture = Capture(self.runs.module, request, {key: piece})
             self.runs.play(side, capture)
             if key not in capture.found:
                 return None
@@ -161,7 +223,7 @@ class Search:
         first, second = pair
         case = Case(
             Isolation(first, second), others, self._given(first.key[0]),
-            functools.cache(self._filled),
+            functools.cache(self._filled), self.passed,
         )  # fmt: skip
         found = diagnose(case)
         self.evidence += _kernels(first, second)
@@ -186,7 +248,8 @@ class Search:
         assert key is not None
         pair = []
         for side in (FIRST, SECOND):
-            capture = Capture(self.runs.module, self.runs.requests[side], {key: 0})
+            request = self._cut(self.runs.requests[side])
+            capture = Capture(self.runs.module, request, {key: 0})
             self.runs.play(side, capture)
             if key in capture.found:
                 pair.append(capture.found[key])
@@ -304,17 +367,19 @@ class Search:
 
     def _swaps(self, pair: tuple[Operation, Operation]) -> list[SwapResult]:
         """Both runs with twins: of this operation alone, then of all of its name, of everything."""
-        keys = {op.key for op in pair}
         short = str(pair[0].func).removesuffix(".default")
         found: list[SwapResult] = []
         try:
             twins = {op.func: twin(op.func, self.twins, [op]) for op in pair}
             alone = self._swap(
-                f"this {short} alone", lambda key, func: twins.get(func) if key in keys else None
+                f"this {short} alone",
+                lambda side, key, func: twins.get(func) if key == pair[side].key else None,
             )
             found.append(alone)
             if alone.differing:
-                found.append(self._swap(f"every {short}", lambda _, func: twins.get(func)))
+                found.append(
+                    self._swap(f"every {short}", lambda _side, _key, func: twins.get(func))
+                )
         except NoTwinError as reason:
             self.evidence.append(f"Not exchanged for its contract: {reason}.")
         except UncoveredError as reason:
@@ -324,12 +389,13 @@ class Search:
         return found
 
     def _swap(
-        self, what: str, chosen: Callable[[Key, Any], Callable[..., Any] | None]
+        self, what: str, chosen: Callable[[int, Key, Any], Callable[..., Any] | None]
     ) -> SwapResult:
         made: list[Swap] = []
 
         def make(request: Request, like: Marks | None) -> Marks:
-            made.append(Swap(self.runs.module, request, chosen, like=like))
+            this = functools.partial(chosen, len(made))
+            made.append(Swap(self.runs.module, request, this, like=like))
             return made[-1]
 
         x, y = self.runs.both(make)
@@ -375,11 +441,6 @@ def _owner(step: Step | None) -> str | None:
     if step is None:
         return None
     return step.first.parent if step.key[1].startswith("enter ") else step.key[0]
-
-
-def _operation(key: Key) -> Key:
-    """The key of an operation, of the key of one of its results."""
-    return key[0], key[1].partition("[")[0], key[2]
 
 
 def _still_differing(x: Marks, y: Marks, runs: Runs) -> tuple[int, str | None]:
