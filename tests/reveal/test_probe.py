@@ -20,7 +20,7 @@ from samebits.reveal.tree import Integers
 
 def counting(tree: RevealedTree) -> Callable[..., Integers]:
     """The exact answers of a tree: units outside of where i and j meet."""
-    ordered, start = tree._spans
+    ordered, start = tree.spans
 
     def count(i: Integers, j: Integers, units: np.ndarray, which: Integers) -> Integers:
         chosen = units[which]
@@ -36,7 +36,7 @@ def counting(tree: RevealedTree) -> Callable[..., Integers]:
 
 def meeting_first(tree: RevealedTree) -> Callable[..., np.ndarray]:
     """The exact answers of a tree: whether j and k meet before i."""
-    ordered, start = tree._spans
+    ordered, start = tree.spans
     place = np.argsort(ordered)
 
     def together(i: Integers, j: Integers, k: Integers) -> np.ndarray:

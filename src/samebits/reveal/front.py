@@ -23,6 +23,8 @@ from samebits.reveal.tree import Integers, RevealedTree
 
 #: Rows of random addends whose sums are compared.
 _SAMPLES = 32
+#: Addends of a sum whose order may not show in one sum of random data; and how many then do.
+_FEW = 16
 #: Repeats of a call by which a varying order is recognised.
 _REPEATS = 3
 
@@ -92,6 +94,7 @@ def reveal(
     device: str | torch.device = "cpu",
     batch: int = 1,
     row: int = 0,
+    column: int | None = None,
     arithmetic: bool = True,
     seed: int = 0,
 ) -> Revealed:
@@ -109,6 +112,8 @@ def reveal(
         device: where it runs.
         batch: matrices of "bmm", heads of attention ("pv" and "qk").
         row: which row of the results is looked at.
+        column: which column of the results, where they have columns; by default one of those that
+            most columns are like.
         arithmetic: measure what an operation does as well.
         seed: of the random choices.
 
@@ -126,11 +131,16 @@ def reveal(
         request = Request(fn, k, m, n, dtype, device, batch)
     else:
         request = Request(op or "sum", k, m, n, dtype, device, batch, fn)
-    return reveal_request(request, row=row, arithmetic=arithmetic, seed=seed)
+    return reveal_request(request, row=row, column=column, arithmetic=arithmetic, seed=seed)
 
 
 def reveal_request(
-    request: Request, *, row: int = 0, arithmetic: bool = True, seed: int = 0
+    request: Request,
+    *,
+    row: int = 0,
+    column: int | None = None,
+    arithmetic: bool = True,
+    seed: int = 0,
 ) -> Revealed:
     """`reveal`, of a request."""
     started = time.perf_counter()
@@ -146,12 +156,14 @@ def reveal_request(
             tree = reconstruct(oracle, seed=seed)
             rows, explained = None, None
         else:
-            row, column = (0, row) if operand.rowwise else (row, 0)
+            row, column = (0, row) if operand.rowwise else (row, column)
             columns, rows = alike(operand, row, column, seed)
             if len(columns) < operand.slots:
+                what = "row" if operand.rowwise else "column"
+                other = int(np.setdiff1d(np.arange(operand.slots), columns)[0])
                 notes.append(
-                    f"only {len(columns)} of {operand.slots} "
-                    f"{'rows' if operand.rowwise else 'columns'} have the tree that is shown"
+                    f"{len(columns)} of {operand.slots} {what}s have the tree that is shown; "
+                    f"{what}={other} shows another"
                 )
             box = SignedBox(operand, row, use=columns)
             signed = SignedOracle(operand.leaves, box.count, box.capacity, seed)
@@ -199,9 +211,12 @@ def noise(operand: Operand, sums: int, seed: int) -> Tensor:
 
 
 def alike(
-    operand: Operand, row: int, column: int, seed: int
+    operand: Operand, row: int, column: int | None, seed: int
 ) -> tuple[Integers, tuple[int, ...] | None]:
     """Columns and rows with the bits of (row, column) on random data.
+
+    Args:
+        column: a slot; None: one whose bits most slots have.
 
     Returns:
         The columns (slots) that do, and the rows; None if there is only one row.
@@ -228,15 +243,28 @@ def alike(
         )
     if row >= len(result):
         raise RevealError(f"{operand.name} has {len(result)} rows of results: there is no {row}")
-    if column >= operand.slots:
-        raise RevealError(f"{operand.name} has {operand.slots} rows: there is no {column}")
+    if column is not None and not 0 <= column < operand.slots:
+        what = "rows" if operand.rowwise else "columns"
+        raise RevealError(f"{operand.name} has {operand.slots} {what}: there is no {column}")
     words = result.contiguous().view(torch.uint8).reshape(*result.shape, -1).cpu().numpy()
     columns = np.arange(operand.slots)
     if operand.slots > 1:
-        tiled.copy_(sample[:1].expand_as(tiled))
-        one = called(operand, (tiled,))
-        bits = one.contiguous().view(torch.uint8).reshape(*one.shape, -1).cpu().numpy()[row]
-        columns = np.flatnonzero((bits == bits[column]).all(-1))
+        found = []
+        # Sums of few addends agree by chance, so more of them are looked at.
+        for line in sample[: 1 if operand.leaves > _FEW else _FEW]:
+            tiled.copy_(line.expand_as(tiled))
+            found.append(called(operand, (tiled,))[row].clone())
+        one = torch.stack(found, 1)
+        bits = one.view(torch.uint8).reshape(len(one), -1).cpu().numpy()
+        _, first, which, count = np.unique(
+            bits, axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        which = which.reshape(-1)
+        if column is None:  # of equally many the one that comes first
+            kind = min(range(len(count)), key=lambda at: (-count[at], first[at]))
+        else:
+            kind = which[column]
+        columns = np.flatnonzero(which == kind)
     if len(words) == 1:
         return columns, None
     same = (words[:, columns] == words[row][columns]).all((1, 2))

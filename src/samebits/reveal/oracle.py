@@ -24,6 +24,11 @@ import numpy.typing as npt
 from samebits.errors import RevealError
 from samebits.reveal.tree import Integers, RevealedTree
 
+#: Leaves from which on an order is looked for; and how many times fewer have to be sorted after all.
+_REGULAR = 8
+#: Contiguous groups that are looked for at the end, and pairs that make a suggestion plausible.
+_MOST_OUTER, _PAIRS = 16, 16
+
 Bools = npt.NDArray[np.bool_]
 #: i [P], j [P], sets of units [U, n], which of them [P] -> units outside of where i and j meet, [P]
 Count = Callable[[Integers, Integers, Bools, Integers], Integers]
@@ -40,10 +45,6 @@ class Oracle(Protocol):
     def probes(self) -> int:
         """Sums that were looked at."""
 
-    @property
-    def verifiable(self) -> int:
-        """Pairs of neighbours that are cheap enough to verify."""
-
     def order(self, pivot: int, others: Integers) -> list[Integers]:
         """`others` in groups that meet `pivot` in one operation, the innermost first.
 
@@ -56,6 +57,16 @@ class Oracle(Protocol):
 
     def contradicted(self, tree: RevealedTree, i: Integers, j: Integers) -> Bools:
         """Where i and j do not meet as `tree` says, [P]."""
+
+    def misplaced(self, tree: RevealedTree, nodes: Integers) -> Bools:
+        """Which operations do not hold what `tree` says of the leaves next to them, [P]."""
+
+
+def _ends(tree: RevealedTree, nodes: Integers) -> tuple[Integers, Integers]:
+    """For each operation a leaf of its first and one of its last operand: they meet in it."""
+    operands = [tree.children[node - tree.leaves] for node in nodes.tolist()]
+    ordered, start = tree.spans
+    return ordered[start[[o[0] for o in operands]]], ordered[start[[o[-1] for o in operands]]]
 
 
 def _tree_error(detail: str) -> RevealError:
@@ -79,11 +90,6 @@ class SignedOracle:
         self.probes = 0
         self._count = count
         self._rng = np.random.default_rng(seed)
-
-    @property
-    def verifiable(self) -> int:
-        """See `Oracle`: fewer where each needs units of its own."""
-        return self.leaves // (2 if self.leaves <= self.capacity else 8)
 
     def _outside(self, i: Integers, j: Integers, units: Bools, which: Integers) -> Integers:
         self.probes += len(i)
@@ -188,6 +194,28 @@ class SignedOracle:
         found: Bools = self._outside(i, j, units, np.arange(len(i))) != expected
         return found
 
+    def misplaced(self, tree: RevealedTree, nodes: Integers) -> Bools:
+        """See `Oracle`. One probe an operation.
+
+        Beyond the capacity units are on stretches of the tree that overlap by half, each operation
+        has that which its end is in the middle of.
+        """
+        ordered, start = tree.spans
+        i, j = _ends(tree, nodes)
+        first, end = start[nodes], start[nodes] + tree.sizes[nodes]
+        width = min(self.capacity, self.leaves)
+        stretch = np.maximum(np.rint(2 * end / width).astype(np.int64) - 1, 0)
+        begin = stretch * (width // 2)
+        if width == self.leaves:
+            stretch, begin = np.zeros_like(stretch), np.zeros_like(begin)
+        used, which = np.unique(begin, return_inverse=True)
+        units = np.stack([self._mask(ordered[at : at + width]) for at in used])
+        last = np.minimum(begin + width, self.leaves)
+        inside = np.maximum(np.minimum(end, last) - np.maximum(first, begin), 0)
+        outside = self._outside(i, j, units, which.reshape(-1))
+        wrong: Bools = outside != last - begin - inside
+        return wrong
+
     def _some(self, of: Integers, most: int) -> Integers:
         return of if len(of) <= most else self._rng.choice(of, most, replace=False)
 
@@ -206,18 +234,109 @@ class PositiveOracle:
         self._together = together
         self._rng = np.random.default_rng(seed)
 
-    @property
-    def verifiable(self) -> int:
-        """See `Oracle`: each needs two probes with leaves of its own."""
-        return self.leaves // 8
-
     def _ask(self, i: npt.ArrayLike, j: npt.ArrayLike, k: npt.ArrayLike) -> Bools:
-        i, j, k = (np.array(x) for x in np.broadcast_arrays(i, j, k))
+        i, j, k = (np.array(x) for x in np.broadcast_arrays(*map(np.atleast_1d, (i, j, k))))
         self.probes += i.size
         return self._together(i, j, k)
 
     def order(self, pivot: int, others: Integers) -> list[Integers]:
-        """See `Oracle`. A quicksort: about 2.8 n log2 n probes for n groups."""
+        """See `Oracle`. |others| probes where the order is regular; else see `_sorted`.
+
+        The order of a few leaves suggests that of all. One probe a leaf proves it: a leaf meets the
+        first of its group before the pivot, and the pivot meets the first of a group before that of
+        the next.
+        """
+        groups = self._suggested(pivot, others) if len(others) >= _REGULAR else None
+        if groups is None:
+            return self._sorted(pivot, others)
+        first = np.array([group[0] for group in groups])
+        rest = np.concatenate([group[1:] for group in groups])
+        owner = np.repeat(np.arange(len(groups)), [len(group) - 1 for group in groups])
+        within = self._ask(pivot, first[owner], rest)
+        if within.all() and self._ask(first[1:], pivot, first[:-1]).all():
+            return groups
+        wrong = rest[~within]
+        if len(first) + len(wrong) > len(others) // _REGULAR:
+            return self._sorted(pivot, others)
+        found = self._sorted(pivot, np.sort(np.append(first, wrong)))
+        held = {int(one): rest[(owner == at) & within] for at, one in enumerate(first)}
+        none = first[:0]
+        return [
+            np.sort(np.concatenate([group, *(held.get(int(x), none) for x in group)]))
+            for group in found
+        ]
+
+    def _suggested(self, pivot: int, others: Integers) -> list[Integers] | None:
+        """An order that a few probes do not contradict: contiguous groups at the end, then digits.
+
+        None: the leaves do not look regular from here.
+        """
+        outer: list[Integers] = []
+        while len(outer) < _MOST_OUTER and others[0] > pivot:
+            groups = self._digits(pivot, others)
+            if groups is not None and self._plausible(pivot, groups):
+                return [*groups, *outer]
+            last, low, high = others[-1], 0, len(others) - 1
+            while low < high:  # the first leaf from which on all are in the last one's group
+                middle = (low + high) // 2
+                if self._ask(pivot, others[middle], last)[0]:
+                    high = middle
+                else:
+                    low = middle + 1
+            outer.insert(0, others[low:])
+            others = others[:low]
+            if not self._plausible(pivot, outer[:1]):
+                return None
+            if len(others) < _REGULAR:
+                return [*(self._sorted(pivot, others) if len(others) else []), *outer]
+        return None
+
+    def _plausible(self, pivot: int, groups: list[Integers]) -> bool:
+        """Whether a few pairs of leaves are where they should be."""
+        large = [group for group in groups if len(group) > 1]
+        some = self._rng.integers(0, len(large), _PAIRS if large else 0)
+        pairs = [self._rng.choice(large[at], 2, replace=False) for at in some]
+        if pairs and not self._ask(pivot, *np.array(pairs).T).all():
+            return False
+        if len(groups) < 2:
+            return True
+        at = self._rng.integers(0, len(groups) - 1, _PAIRS)
+        now, then = (np.array([groups[i][0] for i in places]) for places in (at, at + 1))
+        return bool(self._ask(then, pivot, now).all())
+
+    def _digits(self, pivot: int, others: Integers) -> list[Integers] | None:
+        """The order that follows if the bits of an index are the digits of its place; or None.
+
+        Leaves whose distance from the pivot has one bit are sorted, and sums of two that are next
+        to each other. Where the sum comes later than both, the bits count through one chain: they
+        are one digit. Where it comes together with the later one, that is a digit further out. A
+        leaf's group is the outermost digit that is not 0.
+        """
+        places = others - pivot
+        bits = [1 << b for b in range(int(places.max()).bit_length()) if (places == 1 << b).any()]
+        ranked = [int(g[0]) for g in self._sorted(pivot, pivot + np.array(bits)) if len(g) == 1]
+        if len(ranked) < len(bits):
+            return None
+        sums = []
+        for at, high in enumerate(ranked[1:]):
+            both = [low + high - pivot for low in ranked[at::-1] if low + high - pivot in others]
+            if not both:
+                return None
+            sums.append(both[0])
+        one_digit = self._ask(np.array(sums, int), pivot, np.array(ranked[1:], int))
+        key, digit = np.zeros_like(places), np.zeros_like(places)
+        level, value = 0, 1
+        for at, bit in enumerate(ranked):
+            if at and not one_digit[at - 1]:
+                key, level = np.where(digit > 0, level + digit, key), level + int(digit.max())
+                digit, value = np.zeros_like(places), 1
+            digit = digit + value * ((places & (bit - pivot)) > 0)
+            value *= 2
+        key = np.where(digit > 0, level + digit, key)
+        return [others[key == each] for each in np.unique(key)] if key.all() else None
+
+    def _sorted(self, pivot: int, others: Integers) -> list[Integers]:
+        """`order` by a quicksort: about 2.8 n log2 n probes for n groups."""
         groups: list[Integers] = []
         stack = [(others, False)]
         while stack:
@@ -258,3 +377,11 @@ class PositiveOracle:
             if rows:
                 wrong[rows] |= self._ask(third, i[rows], j[rows]) == inside
         return wrong
+
+    def misplaced(self, tree: RevealedTree, nodes: Integers) -> Bools:
+        """See `Oracle`. One probe an operation, with the leaf behind it (or before it)."""
+        ordered, start = tree.spans
+        i, j = _ends(tree, nodes)
+        end = start[nodes] + tree.sizes[nodes]
+        beside = np.where(end < self.leaves, end, start[nodes] - 1)
+        return ~self._ask(ordered[beside], i, j)

@@ -3,8 +3,8 @@
 `reconstruct` looks from one leaf, the pivot, at all others: those that meet it in the same
 operation form a group, which holds one subtree, or several if the operation is a fused one. Groups
 are taken apart in the same way. A subtree whose leaves are those of a known one, moved by a
-constant, is taken to be its copy; every copy, and random pairs across the whole tree, are verified
-by probes afterwards. If one is contradicted, everything is probed without such guesses.
+constant, is taken to be its copy; every operation of a copy, and random pairs across the tree, are
+verified by probes afterwards. If one is contradicted, everything is probed without such guesses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.errors import RevealError
 from samebits.reveal.oracle import Oracle
 from samebits.reveal.tree import Integers, RevealedTree
 
-#: Pairs that are verified in each copy of a subtree beside its neighbours, and at most at random
+#: Pairs that are verified in each copy of a subtree beside its operations, and at most at random
 #: across the tree.
 PAIRS_A_COPY, RANDOM_PAIRS = 2, 64
 #: Among few leaves shapes are alike by chance: smaller trees are probed without guesses, and so
@@ -173,7 +173,7 @@ def reconstruct(oracle: Oracle, *, seed: int = 0) -> RevealedTree:
 def verify(
     oracle: Oracle, tree: RevealedTree, copies: list[Integers], rng: np.random.Generator
 ) -> bool:
-    """Whether a probe contradicts the tree: pairs in every copy, and across the tree."""
+    """Whether a probe contradicts the tree: every operation of a copy, and pairs across the tree."""
     if tree.leaves < 3:
         return False
     some = min(RANDOM_PAIRS, 8 + tree.leaves // 4)
@@ -181,19 +181,28 @@ def verify(
     j = (i + rng.integers(1, tree.leaves, some)) % tree.leaves
     left = rng.integers(0, tree.leaves - 1, some // 2)
     pairs = [np.stack([i, j], 1), np.stack([left, left + 1], 1)]
-    share = oracle.verifiable / max(sum(map(len, copies)), 1)
-    pairs += [_pairs_in(leaves, share, rng) for leaves in copies]
+    pairs += [
+        np.stack([rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)])
+        for leaves in copies
+        if len(leaves) > 1
+    ]
     chosen = np.concatenate(pairs)
-    return bool(oracle.contradicted(tree, chosen[:, 0], chosen[:, 1]).any())
+    if oracle.contradicted(tree, chosen[:, 0], chosen[:, 1]).any():
+        return True
+    nodes = _nodes_of(tree, copies)
+    return len(nodes) > 0 and bool(oracle.misplaced(tree, nodes).any())
 
 
-def _pairs_in(leaves: Integers, share: float, rng: np.random.Generator) -> Integers:
-    """Pairs of different leaves, [P, 2]: all of a few leaves; a share of the neighbours of many."""
-    if len(leaves) <= FEW:
-        return _all_pairs(leaves)
-    at = rng.permutation(len(leaves) - 1)[: int(share * len(leaves))]
-    apart = [rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)]
-    return np.concatenate([np.stack([leaves[at], leaves[at + 1]], 1), np.stack(apart)])
+def _nodes_of(tree: RevealedTree, copies: list[Integers]) -> Integers:
+    """The operations all of whose leaves are in one copy."""
+    owner = [-1] * (tree.leaves + len(tree.children))
+    for number, leaves in enumerate(copies):
+        for leaf in leaves.tolist():
+            owner[leaf] = number
+    for node, operands in enumerate(tree.children, tree.leaves):
+        first = owner[operands[0]]
+        owner[node] = first if all(owner[c] == first for c in operands) else -1
+    return np.flatnonzero(np.array(owner[tree.leaves :]) >= 0) + tree.leaves
 
 
 def _all_pairs(leaves: Integers) -> Integers:

@@ -1,9 +1,8 @@
 """One operation at many numbers of rows: which of them share a tree.
 
-Every number is called once on the same random data. Rows that give the same bits there are taken to
-have the same tree; one of each kind is revealed in full, and its tree is then probed at every other
-number: a row that contradicts it becomes a kind of its own. Nothing is assumed about where trees
-change: neither that they do so once, nor that rows of one call agree.
+Every number is called once, on the same random data and on the same probes. Rows that give the same
+bits there are of one kind, and one of each kind is revealed in full. Nothing is assumed about where
+trees change: neither that they do so once, nor that rows of one call agree.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from samebits.errors import RevealError
 from samebits.reveal.front import Revealed, noise, reveal_request
-from samebits.reveal.operand import Operand, SignedBox, called
+from samebits.reveal.operand import LEVELS, SIGNIFICANT, Operand, called
 from samebits.reveal.operations import Request, operand_of
-from samebits.reveal.oracle import SignedOracle
-from samebits.reveal.tree import RevealedTree
 
-#: Rows of random data that are compared, and pairs that are probed at each number of rows.
+#: Sums of random data that are compared at each number of rows, and pairs of leaves that are probed.
 _SAMPLES, _PAIRS = 32, 32
 
 
@@ -60,61 +58,64 @@ def sweep(
     Raises:
         RevealError: as `reveal`; or the operation's terms are positive.
     """
-    kinds: dict[tuple[str, str], Kind] = {}
+    kinds: dict[str, Kind] = {}
+    addends: Tensor | None = None
     with torch.no_grad():
         for m in numbers:
             at = replace(request, m=m)
             operand, terms = operand_of(at)
-            if terms is not None:
+            if terms is not None or operand.factors:
                 raise RevealError(f"{at}: reveal one number of rows at a time")
+            if addends is None:
+                addends = _addends(operand)
             places: dict[str, list[int]] = {}
-            signatures = _signatures(operand)
+            signatures = _signatures(operand, addends)
             for place, signature in enumerate(signatures):
                 places.setdefault(signature, []).append(place)
             for signature, same in places.items():
-                kind = _kind(kinds, at, operand, signature, same[0])
+                if signature not in kinds:
+                    kinds[signature] = Kind(reveal_request(at, row=same[0]))
                 if len(same) == len(signatures):
-                    kind.whole.append(m)
+                    kinds[signature].whole.append(m)
                 else:
-                    kind.partly[m] = tuple(same)
+                    kinds[signature].partly[m] = tuple(same)
             tell(m)
     return list(kinds.values())
 
 
-def _kind(
-    kinds: dict[tuple[str, str], Kind], at: Request, operand: Operand, signature: str, place: int
-) -> Kind:
-    """The kind of a place: a known one with the same bits, if probes agree; else a new one."""
-    for (bits, _), kind in kinds.items():
-        if bits == signature and _agrees(operand, kind.found.tree, place):
-            return kind
-    found = reveal_request(at, row=place)
-    return kinds.setdefault((signature, found.tree.id), Kind(found))
+def _addends(operand: Operand) -> Tensor:
+    """The sums that are compared, [sums, leaves]: as many as fill the slots of whole calls.
+
+    Random ones, whose rounding shows the order of additions; and masks at two leaves, units at
+    some others, whose sums are the answers of probes.
+    """
+    sums = noise(operand, _SAMPLES, seed=0)
+    levels, n = operand.levels or LEVELS.get(operand.dtype), operand.leaves
+    if levels is not None and n > 2:
+        rng = np.random.default_rng(0)
+        units = min(n - 2, levels.countable, 1 << SIGNIFICANT.get(operand.dtype, 2))
+        probes = np.zeros((_PAIRS, n))
+        for probe in probes:
+            chosen = rng.choice(n, units + 2, replace=False)
+            probe[chosen] = levels.unit
+            probe[chosen[:2]] = levels.mask, -levels.mask
+        sums = torch.cat([sums, torch.from_numpy(probes).to(operand.dtype)])
+    if not operand.rowwise:  # every slot has one, and every sum is in a slot
+        whole = -(-len(sums) // operand.slots) * operand.slots
+        sums = sums[torch.arange(whole) % len(sums)]
+    return sums.to(operand.device)
 
 
-def _agrees(operand: Operand, tree: RevealedTree, place: int) -> bool:
-    if operand.leaves < 3:
-        return True
-    row, column = (0, place) if operand.rowwise else (place, 0)
-    box = SignedBox(operand, row, use=np.array([column]) if operand.rowwise else None)
-    oracle = SignedOracle(operand.leaves, box.count, box.capacity)
-    rng = np.random.default_rng(place)
-    i = rng.integers(0, operand.leaves, _PAIRS)
-    j = (i + rng.integers(1, operand.leaves, _PAIRS)) % operand.leaves
-    return not oracle.contradicted(tree, i, j).any()
-
-
-def _signatures(operand: Operand) -> list[str]:
-    """A hash of the results of every row on random data that shows the order of additions."""
-    sample = noise(operand, _SAMPLES, seed=0)
+def _signatures(operand: Operand, addends: Tensor) -> list[str]:
+    """A hash of the results of every row."""
     if operand.rowwise:
         rows = [
-            called(operand, (line.expand(operand.slots, -1).contiguous().to(operand.device),))[0]
-            for line in sample
+            called(operand, (line.expand(operand.slots, -1).contiguous(),))[0].clone()
+            for line in addends
         ]
         results = torch.stack(rows, 1)
     else:
-        tiled = sample[torch.arange(operand.slots) % len(sample)].to(operand.device)
-        results = called(operand, (tiled,))
+        parts = addends.split(operand.slots)
+        results = torch.cat([called(operand, (part,)).clone() for part in parts], 1)
     words = results.contiguous().view(torch.uint8).cpu().numpy()
     return [hashlib.sha256(line.tobytes()).hexdigest() for line in words]

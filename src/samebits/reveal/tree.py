@@ -302,8 +302,8 @@ class RevealedTree:
         return naming.describe(self)
 
     @cached_property
-    def _spans(self) -> tuple[Integers, Integers]:
-        """All leaves from left to right, and where those of each node start in them."""
+    def spans(self) -> tuple[Integers, Integers]:
+        """All leaves from left to right, and where those of each node start among them."""
         ordered: list[int] = []
         start = [0] * (self.leaves + len(self.children))
         stack = [len(start) - 1]
@@ -318,7 +318,7 @@ class RevealedTree:
 
     def below(self, node: int) -> Integers:
         """The leaves below a node, in the order of the tree."""
-        ordered, start = self._spans
+        ordered, start = self.spans
         return ordered[start[node] : start[node] + self.sizes[node]]
 
     def above(self, node: int, size: int) -> int:
