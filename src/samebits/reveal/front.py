@@ -125,11 +125,17 @@ def reveal(
         >>> reveal(torch.sum, k=1000).tree.describe()
         >>> reveal("linear", m=8, n=4096, k=4096, dtype="bf16", device="cuda").tree.contracts
     """
+    places = {"row": row, "column": 0 if column is None else column, "seed": seed}
+    for name, place in places.items():
+        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+            raise RevealError(f"{name} = {place!r}: use an integer from 0 on")
     if isinstance(fn, str):
         if op is not None:
             raise RevealError(f"reveal({fn!r}, op={op!r}): op says how a function is called")
         request = Request(fn, k, m, n, dtype, device, batch)
     else:
+        if not callable(fn):
+            raise RevealError(f"{fn!r} is no function: pass one, or the name of an operation")
         request = Request(op or "sum", k, m, n, dtype, device, batch, fn)
     return reveal_request(request, row=row, column=column, arithmetic=arithmetic, seed=seed)
 
@@ -145,6 +151,8 @@ def reveal_request(
     """`reveal`, of a request."""
     started = time.perf_counter()
     operand, terms = operand_of(request)
+    if column is not None and (operand.rowwise or terms is not None or operand.factors):
+        raise RevealError(f"{operand.name} has no columns that could be looked at: give a row")
     notes: list[str] = []
     box: SignedBox | PositiveBox
     measured: tuple[Finding, ...] = ()

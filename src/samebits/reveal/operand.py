@@ -383,6 +383,8 @@ def called(operand: Operand, addends: tuple[Tensor, ...], *, axes: int = 2) -> T
             f"{operand.name} gave {shape}, where one result is needed for each of "
             f"{operand.slots} sums: it is not a reduction along the last axis"
         )
+    if result.is_meta:
+        raise RevealError(f"{operand.name} returns a meta tensor, which has no numbers")
     if result.dtype not in SIGNIFICANT:
         raise RevealError(
             f"{operand.name} returns {result.dtype}: units are counted in floating-point "

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +21,8 @@ _DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
     "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
 }  # fmt: skip
+#: Addends of a sum: as many units as fp32 counts beside a mask.
+_MOST = 1 << 22
 _FP8 = torch.float8_e4m3fn, torch.float8_e5m2
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name != "tf32"}
 
@@ -51,23 +54,38 @@ class Request:
     fn: Function | None = None
 
     def __post_init__(self) -> None:
-        if self.op not in OPERATIONS:
+        if not isinstance(self.op, str) or self.op not in OPERATIONS:
             raise RevealError(f"{self.op!r} is not known: use one of {', '.join(OPERATIONS)}")
+        if self.fn is not None and not callable(self.fn):
+            raise RevealError(f"{self.fn!r} is no function: pass one, or the name of an operation")
         sizes = {"k": self.k, "m": self.m, "n": self.n, "batch": self.batch}
         for name, size in sizes.items():
-            if size is not None and size < 1:
+            if size is None and name in ("m", "n"):
+                continue
+            if not isinstance(size, int | np.integer) or isinstance(size, bool):
+                raise RevealError(f"{self.op}: {name} = {size!r}, where an integer is needed")
+            if size < 1:
                 raise RevealError(f"{self.op}: {name} = {size}, where at least 1 is needed")
-        if self.dtype not in _DTYPES and self.dtype not in _NAMES:
+        if self.k > _MOST:
+            raise RevealError(f"{self.op}: k = {self.k}; sums of up to {_MOST} addends are probed")
+        known = (*_DTYPES, *_NAMES)
+        if not any(self.dtype is d or (isinstance(d, str) and self.dtype == d) for d in known):
             raise RevealError(f"dtype {self.dtype} is not known: use one of {', '.join(_DTYPES)}")
+        if self.where.type == "meta":
+            raise RevealError(f"{self.op} on meta: its tensors have no numbers")
         if self.where.type == "cuda" and not torch.cuda.is_available():
             raise RevealError(f"{self.op} on {self.device}: this machine has no usable CUDA GPU")
+        try:
+            torch.zeros(1, device=self.where)
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            raise RevealError(f"{self.op} on {self.device}: {error}") from error
 
     @property
     def where(self) -> torch.device:
         """The device."""
         try:
             return torch.device(self.device)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise RevealError(f"device {self.device!r} is not known: {error}") from error
 
     @property

@@ -22,6 +22,7 @@ from samebits.check.cause.twins import Twins
 from samebits.check.environment import environment
 from samebits.check.explanation import Explanation
 from samebits.check.subject import device_of
+from samebits.check.tape import tensors
 from samebits.errors import SettingError
 
 
@@ -51,11 +52,17 @@ def explain(
         name: what the explanation calls the target.
 
     Raises:
-        SettingError: the model is neither a module nor a function, or nothing could be compared.
+        SettingError: the model is neither a module nor a function, `align` or a run has no form
+            that is known, tensors are on the meta device, or nothing could be compared.
         ShapeError: the runs' lengths differ and `align` does not say which tokens to compare, or
             it names a row that is not there.
     """
+    if not isinstance(twins or {}, Mapping):
+        raise SettingError(f"twins is {type(twins).__name__}: pass functions by operation's name")
     module, calls = _calls(model, first, second)
+    held = () if module is None else (*module.parameters(), *module.buffers())
+    if any(t.is_meta for t in (*held, *tensors((first, second)))):
+        raise SettingError("tensors on the meta device have no bits: load the model first")
     target = name or _name(model)
     runs = Runs(module, calls, align)
     try:
@@ -72,6 +79,12 @@ def _calls(model: Any, first: Any, second: Any) -> tuple[torch.nn.Module | None,
             f"{type(model).__name__} cannot be explained: pass a module or a function of tensors"
         )
     given = [_is_call(x) for x in (first, second)]
+    for x, is_call in zip((first, second), given, strict=True):
+        if not is_call and not isinstance(x, (torch.Tensor, tuple, list, Mapping)):
+            raise SettingError(
+                f"a run is {type(x).__name__}: pass a function without arguments, or the model's "
+                "arguments as a tensor, a tuple or a dict"
+            )
     module = model if isinstance(model, torch.nn.Module) else None
     if module is None and model is not None and not all(given):
         module = Function(model)

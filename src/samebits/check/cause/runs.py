@@ -13,7 +13,7 @@ from samebits.check.cause.marks import Listener, Marks, Request, makes_memory, s
 from samebits.check.cause.settings import RandomState, random_state
 from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.tape import WHOLE, Key, Tape, Window, labelled, tensors
-from samebits.errors import ShapeError
+from samebits.errors import SettingError, ShapeError
 
 Call = Callable[[], Any]
 Align = tuple[int, int] | tuple[Request, Request] | None
@@ -168,18 +168,14 @@ def _requests(
     """The compared part of each run.
 
     Raises:
+        SettingError: `align` has another form.
         ShapeError: the runs have different shapes and `align` does not say what belongs together,
             or it names a row that no forward has.
     """
     if align is not None:
-        x, y = (part if isinstance(part, Request) else Request(part) for part in align)
-        for request, seen in ((x, first), (y, second)):
-            most = max((batch for batch, _ in seen), default=None)
-            if most is not None and request.row is not None and not 0 <= request.row < most:
-                raise ShapeError(
-                    f"align names row {request.row} of a run with batches of {most}: rows count "
-                    "from 0"
-                )
+        x, y = _named(align)
+        _check(x, first)
+        _check(y, second)
         return x, y
     if first == second or not first or not second:  # compiled models are not seen to run
         return Request(), Request()
@@ -191,6 +187,45 @@ def _requests(
             "Request(row, (start, stop)))"
         )
     return Request(0), Request(0)
+
+
+def _named(align: Any) -> tuple[Request, Request]:
+    """`align` as two requests.
+
+    Raises:
+        SettingError: it is neither two rows nor two requests.
+    """
+    pair = list(align) if isinstance(align, (tuple, list)) else []
+    found = [part if isinstance(part, Request) else Request(part) for part in pair]
+    if len(found) != 2 or not all(
+        _whole(r.row) and (r.tokens is None or (len(r.tokens) == 2 and all(map(_whole, r.tokens))))
+        for r in found
+    ):
+        raise SettingError(
+            f"align = {align!r}: give the request's row in each run, (0, 2), or two "
+            "samebits.check.Request(row, (first, last + 1))"
+        )
+    return found[0], found[1]
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _check(request: Request, seen: list[tuple[int, int | None]]) -> None:
+    """Raises ShapeError where a run has no such row or no such tokens."""
+    most = max((batch for batch, _ in seen), default=None)
+    if most is not None and request.row is not None and not 0 <= request.row < most:
+        raise ShapeError(
+            f"align names row {request.row} of a run with batches of {most}: rows count from 0"
+        )
+    if request.tokens is None:
+        return
+    start, stop = request.tokens
+    for _, length in seen:
+        if length is None or not 0 <= start < stop <= length:
+            has = "no token axis" if length is None else f"{length} tokens"
+            raise ShapeError(f"align names tokens {start} to {stop} of a run whose input has {has}")
 
 
 class Filled(Marks):
