@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,3 +221,67 @@ def test_results_may_lie_in_the_same_memory_every_time() -> None:
     assert reveal(chain, k=70, dtype="fp64").tree == RevealedTree.from_contract(
         parse_tree("chain"), 70
     )
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"k": 2.5}, "k = 2.5, where an integer"),
+        ({"k": "8"}, "k = '8', where an integer"),
+        ({"k": True}, "k = True, where an integer"),
+        ({"k": None}, "k = None, where an integer"),
+        ({"k": 1 << 23}, "sums of up to"),
+        ({"m": 2.0}, "m = 2.0, where an integer"),
+        ({"batch": 1.5}, "batch = 1.5, where an integer"),
+        ({"row": -1}, "row = -1"),
+        ({"row": 1.5}, "row = 1.5"),
+        ({"row": 2}, "no 2"),
+        ({"column": 1}, "no columns"),
+        ({"seed": "x"}, "seed = 'x'"),
+        ({"dtype": [1]}, "dtype"),
+        ({"device": "meta"}, "have no numbers"),
+        ({"device": 5.0}, "device 5.0 is not known"),
+        ({"fn": None}, "None is no function"),
+        ({"fn": torch.sum, "op": ["sum"]}, "is not known"),
+        ({"fn": lambda x: x.sum(-1).to("meta")}, "meta tensor"),
+    ],
+)
+def test_arguments_of_another_form_are_refused(how: dict[str, Any], reason: str) -> None:
+    given = {"fn": "sum", "k": 8, "m": 2, **how}
+    with pytest.raises(RevealError, match=reason):
+        reveal(given.pop("fn"), **given)
+
+
+def test_rows_of_positive_terms_may_differ_too() -> None:
+    def norm(x: Tensor) -> Tensor:
+        """The first two rows backwards."""
+        squares = x.square()
+        squares[:2] = squares[:2].flip(-1)
+        total = squares[:, 0].clone()
+        for column in squares.T[1:]:
+            total += column
+        return total
+
+    for row, tree in ((0, "descending"), (5, "a chain of 40 (contract chain)")):
+        found = reveal(norm, op="norm", k=40, m=6, row=row)
+        assert tree in found.tree.describe()
+        assert any("rows have the tree" in note for note in found.notes)
+    with pytest.raises(RevealError, match="no 6"):
+        reveal(norm, op="norm", k=40, m=6, row=6)
+
+
+def test_the_tree_of_most_columns_is_shown() -> None:
+    """As in a product whose columns are cut into tiles of which the first is another one."""
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        y = ops.linear(x, w)
+        y[:, :2] = ops.linear(x, w.flip(-1))[:, :2]
+        half = w.shape[1] // 2
+        y[:, 2:] = ops.linear(x[:, :half], w[2:, :half]) + ops.linear(x[:, half:], w[2:, half:])
+        return y
+
+    found = reveal(product, op="linear", k=512, m=1, n=32)
+    assert str(found.tree.contracts[0]) == "split(2) of lanes(16)" and found.calls < 60
+    assert any("30 of 32 columns" in note and "column=0" in note for note in found.notes)
+    other = reveal(product, op="linear", k=512, m=1, n=32, column=0)
+    assert other.tree != found.tree and any("2 of 32 columns" in note for note in other.notes)

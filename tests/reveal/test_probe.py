@@ -89,6 +89,42 @@ def test_regular_trees_take_fewer_than_3_probes_a_leaf(
         assert oracle.probes < 3 * leaves
 
 
+@pytest.mark.parametrize("leaves", [1024, 3000])
+@pytest.mark.parametrize("text", CONTRACTS)
+def test_positive_terms_of_regular_trees_take_fewer_than_3_probes_a_leaf(
+    text: str, leaves: int
+) -> None:
+    tree = RevealedTree.from_contract(parse_tree(text), leaves)
+    oracle = PositiveOracle(leaves, meeting_first(tree))
+    assert reconstruct(oracle) == tree
+    assert oracle.probes < 3 * leaves
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("capacity", [64, 1 << 20])
+@pytest.mark.parametrize("text", ["lanes(16)", "split(4)", "segment(512) of lanes(16)"])
+def test_a_swap_inside_a_copied_chain_is_seen(text: str, capacity: int, positive: bool) -> None:
+    """Two neighbours of a chain that is the copy of another have changed places."""
+    tree = RevealedTree.from_contract(parse_tree(text), 1024)
+    places = range(40, 1000, 96) if text == "split(4)" else range(600, 1000, 59)
+    for place in places:
+        ordered, _ = tree.spans
+        at = int(np.flatnonzero(ordered == place)[0])
+        if at % (1024 // 16) > 60:
+            continue  # at the end of a chain
+        names = np.arange(1024)
+        names[[ordered[at], ordered[at + 1]]] = names[[ordered[at + 1], ordered[at]]]
+        swapped = RevealedTree.of(
+            1024, [tuple(int(names[c]) if c < 1024 else c for c in o) for o in tree.children]
+        )
+        oracle: SignedOracle | PositiveOracle = (
+            PositiveOracle(1024, meeting_first(swapped))
+            if positive
+            else SignedOracle(1024, counting(swapped), capacity)
+        )
+        assert reconstruct(oracle) == swapped
+
+
 @pytest.mark.parametrize("order", ["descending", "inward"])
 def test_chains_in_other_orders(order: str) -> None:
     n = 2000

@@ -163,16 +163,11 @@ def reveal_request(
             oracle = PositiveOracle(operand.leaves, box.together, seed)
             tree = reconstruct(oracle, seed=seed)
             rows, explained = None, None
+            notes += _others(box.use, operand.slots, "row")
         else:
             row, column = (0, row) if operand.rowwise else (row, column)
             columns, rows = alike(operand, row, column, seed)
-            if len(columns) < operand.slots:
-                what = "row" if operand.rowwise else "column"
-                other = int(np.setdiff1d(np.arange(operand.slots), columns)[0])
-                notes.append(
-                    f"{len(columns)} of {operand.slots} {what}s have the tree that is shown; "
-                    f"{what}={other} shows another"
-                )
+            notes += _others(columns, operand.slots, "row" if operand.rowwise else "column")
             box = SignedBox(operand, row, use=columns)
             signed = SignedOracle(operand.leaves, box.count, box.capacity, seed)
             oracle = signed
@@ -191,6 +186,17 @@ def reveal_request(
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
     )
+
+
+def _others(shown: Integers, slots: int, what: str) -> list[str]:
+    """A note of the rows or columns that have another tree."""
+    others = np.setdiff1d(np.arange(slots), shown)
+    if not len(others):
+        return []
+    return [
+        f"{len(shown)} of {slots} {what}s have the tree that is shown; {what}={others[0]} shows "
+        "another"
+    ]
 
 
 # ---- random data --------------------------------------------------------------------------------

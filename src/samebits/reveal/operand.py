@@ -292,9 +292,10 @@ class Terms:
 
 @dataclass
 class PositiveBox:
-    """Asks which terms meet first, of an `Operand` whose `run` gives [rows, slots, elements].
+    """Asks which terms meet first, of an `Operand` whose `run` gives [1, slots, elements].
 
-    The result at the mask's own element is looked at (at the only one if there is one).
+    The result at the mask's own element is looked at (at the only one if there is one), in those
+    slots that give the bits of slot `row` for the same elements.
 
     Raises (at construction and on every call):
         RevealError: an assumption does not hold; the message says which.
@@ -305,10 +306,14 @@ class PositiveBox:
     row: int = 0
     calls: int = 0
     mask: float = 1.0
+    use: Integers = field(init=False)
     _alone: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n, name = self.operand.leaves, self.operand.name
+        self.use = np.arange(self.operand.slots)
+        if self.row >= self.operand.slots:
+            raise RevealError(f"{name} has {self.operand.slots} rows: there is no {self.row}")
         if n < 2:
             return
         elements = self._elements(np.zeros(1, int), ())
@@ -318,6 +323,7 @@ class PositiveBox:
             raise RevealError(f"{name} mutates its input: give it a function that works on a copy")
         if not same_bits(result, self._call(elements)):
             raise RevealError(f"{name} varies between runs on the same input: it has no one tree")
+        self.use = self._alike()
         for mask in self.terms.masks:
             self.mask = mask
             ulp = 2.0 ** (math.frexp(mask)[1] - 24)
@@ -334,16 +340,26 @@ class PositiveBox:
             "its terms is not either; a result in fp32 may show it"
         )
 
+    def _alike(self) -> Integers:
+        """The slots with the bits of slot `row`, for the same terms of random sizes in all."""
+        rng, n = np.random.default_rng(0), self.operand.leaves
+        line = [self.terms.of(float(term)) for term in rng.uniform(0.5, 2.0, n)]
+        shape = self.operand.slots, n
+        one = torch.tensor(line, dtype=torch.float64).to(self.operand.dtype)
+        result = self._call(one.to(self.operand.device).expand(shape).contiguous())[0]
+        words = result.contiguous().view(torch.uint8).reshape(shape[0], -1)
+        return np.flatnonzero((words == words[self.row]).all(1).cpu().numpy())
+
     def together(self, i: Integers, j: Integers, k: Integers) -> Bools:
         """See `oracle.Together`."""
         ulp = 2.0 ** (math.frexp(self.mask)[1] - 24)
         new = np.array(sorted(set(i.tolist()) - self._alone.keys()), int)
-        for at in range(0, len(new), self.operand.slots):
-            part = new[at : at + self.operand.slots]
+        for at in range(0, len(new), len(self.use)):
+            part = new[at : at + len(self.use)]
             self._alone |= dict(zip(part.tolist(), self._seen(part, ()).tolist(), strict=True))
         found = []
-        for at in range(0, len(i), self.operand.slots):
-            now = slice(at, at + self.operand.slots)
+        for at in range(0, len(i), len(self.use)):
+            now = slice(at, at + len(self.use))
             found.append(self._seen(i[now], ((j[now], 0.375 * ulp), (k[now], 0.375 * ulp))))
         alone = np.array([self._alone[at] for at in i.tolist()])
         return np.concatenate(found) != alone if found else np.zeros(0, bool)
@@ -353,16 +369,16 @@ class PositiveBox:
         shape = operand.slots, operand.leaves
         x = torch.full(shape, self.terms.nothing, dtype=operand.dtype, device=operand.device)
         x[:, 0] = self.terms.of(self.mask)  # slots that are not used
-        rows = torch.arange(len(i))
-        x[: len(i)] = self.terms.nothing
+        rows = torch.from_numpy(self.use[: len(i)])
+        x[rows] = self.terms.nothing
         for at, term in ((i, self.mask), *small):
             x[rows, torch.from_numpy(at)] = self.terms.of(term)
         return x
 
     def _seen(self, i: Integers, small: tuple[tuple[Integers, float], ...]) -> np.ndarray:
-        result = self._call(self._elements(i, small))[self.row]
+        result = self._call(self._elements(i, small))[0]
         at = torch.from_numpy(i).to(result.device) if result.shape[-1] > 1 else 0
-        rows = torch.arange(len(i), device=result.device)
+        rows = torch.from_numpy(self.use[: len(i)]).to(result.device)
         return result[rows, at].double().cpu().numpy()
 
     def _call(self, elements: Tensor) -> Tensor:

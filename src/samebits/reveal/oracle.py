@@ -24,7 +24,7 @@ import numpy.typing as npt
 from samebits.errors import RevealError
 from samebits.reveal.tree import Integers, RevealedTree
 
-#: Leaves from which on an order is looked for; and how many times fewer have to be sorted after all.
+#: Leaves from which on an order is suggested; and how many times fewer may need sorting after all.
 _REGULAR = 8
 #: Contiguous groups that are looked for at the end, and pairs that make a suggestion plausible.
 _MOST_OUTER, _PAIRS = 16, 16

@@ -173,7 +173,7 @@ def reconstruct(oracle: Oracle, *, seed: int = 0) -> RevealedTree:
 def verify(
     oracle: Oracle, tree: RevealedTree, copies: list[Integers], rng: np.random.Generator
 ) -> bool:
-    """Whether a probe contradicts the tree: every operation of a copy, and pairs across the tree."""
+    """Whether a probe contradicts the tree: in every operation of a copy, and across the tree."""
     if tree.leaves < 3:
         return False
     some = min(RANDOM_PAIRS, 8 + tree.leaves // 4)

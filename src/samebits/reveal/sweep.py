@@ -21,7 +21,7 @@ from samebits.reveal.front import Revealed, noise, reveal_request
 from samebits.reveal.operand import LEVELS, SIGNIFICANT, Operand, called
 from samebits.reveal.operations import Request, operand_of
 
-#: Sums of random data that are compared at each number of rows, and pairs of leaves that are probed.
+#: Sums of random data, and probes, that are compared at each number of rows.
 _SAMPLES, _PAIRS = 32, 32
 
 

@@ -188,6 +188,26 @@ def test_what_cannot_be_explained_is_refused() -> None:
         explain(model, lambda: None, lambda: None)
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"align": 5}, "align = 5: give the request's row"),
+        ({"align": (0,)}, "give the request's row"),
+        ({"align": ("a", 1)}, "give the request's row"),
+        ({"align": (Request(0, (0, 1, 2)), Request(0))}, "give the request's row"),  # type: ignore[arg-type]
+        ({"align": (Request(0, (0, 9)), Request(0, (0, 9)))}, "whose input has 7 tokens"),
+        ({"align": (Request(0, (4, 1)), Request(0, (0, 2)))}, "tokens 4 to 1"),
+        ({"first": None}, "a run is NoneType"),
+        ({"first": torch.empty(2, 7, WIDTH, device="meta")}, "meta device"),
+        ({"twins": 5}, "twins is int"),
+    ],
+)
+def test_arguments_of_another_form_are_refused(how: dict[str, Any], reason: str) -> None:
+    x = values(2, 7, WIDTH)
+    with pytest.raises((SettingError, ShapeError), match=reason):
+        explain(Stack(Product("split_k", 9)), **{"first": x, "second": x, **how})
+
+
 def test_sparse_tensors_on_the_way() -> None:
     class Sparse(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

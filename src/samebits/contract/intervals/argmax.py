@@ -10,7 +10,7 @@ import numpy.typing as npt
 from samebits.contract.intervals.interval import Interval, result_values
 from samebits.contract.numerics import F64
 from samebits.contract.operands import Operand
-from samebits.errors import ShapeError
+from samebits.errors import ContractError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,12 @@ def certified_argmax(logits: Operand, interval: Interval) -> Certified:
             that they are compared in (`out_dtype`).
 
     Raises:
+        ContractError: `interval` is none.
+        DTypeError: the logits are not on a CPU.
         ShapeError: the shapes differ, or there is no token to choose.
     """
+    if not isinstance(interval, Interval):
+        raise ContractError(f"interval is {type(interval).__name__}: use contract.interval(...)")
     y = result_values(logits)
     if y.ndim < 1 or not y.shape[-1] or y.shape != interval.first.shape:
         raise ShapeError(

@@ -12,7 +12,7 @@ from samebits.contract import numerics as nx
 from samebits.contract.intervals.ball import Ball
 from samebits.contract.numerics import F32, F64, Array
 from samebits.contract.operands import Operand, is_tensor, values
-from samebits.errors import ContractError, ShapeError
+from samebits.errors import ContractError, DTypeError, ShapeError
 
 #: Which orders of summation an interval covers; `docs/intervals.md` defines them.
 Order = Literal["contract", "split", "any"]
@@ -78,8 +78,14 @@ class Interval:
 
 
 def result_values(result: Operand) -> F64:
-    """The fp64 values of a result: a tensor of any floating type, or an array of numbers."""
+    """The fp64 values of a result: a tensor of any floating type, or an array of numbers.
+
+    Raises:
+        DTypeError: it is on another device.
+    """
     if is_tensor(result):
+        if result.device.type != "cpu":
+            raise DTypeError(f"a result is on {result.device}: intervals take CPU tensors")
         return np.asarray(result.detach().double().numpy())
     return np.asarray(result, np.float64)
 
