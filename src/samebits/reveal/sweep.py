@@ -115,7 +115,7 @@ def _signatures(operand: Operand, addends: Tensor) -> list[str]:
         ]
         results = torch.stack(rows, 1)
     else:
-        parts = addends.split(operand.slots)
+        parts = torch.split(addends, operand.slots)
         results = torch.cat([called(operand, (part,)).clone() for part in parts], 1)
     words = results.contiguous().view(torch.uint8).cpu().numpy()
     return [hashlib.sha256(line.tobytes()).hexdigest() for line in words]
