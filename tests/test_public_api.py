@@ -21,6 +21,7 @@ def test_the_exports_are_pinned() -> None:
         "disable",
         "enable",
         "explain",
+        "guard",
         "ops",
         "plan",
         "receipts",

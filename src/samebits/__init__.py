@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits import ops, plan, settings
+from samebits import guard, ops, plan, settings
 from samebits.check import check, explain
 from samebits.contract.intervals import certified_argmax
 from samebits.guard.receipts import receipts
@@ -30,6 +30,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "guard",
     "ops",
     "plan",
     "receipts",

@@ -60,6 +60,18 @@ class ReceiptError(SamebitsError):
     """Receipts that cannot be written or read, or that do not fit what they are compared with."""
 
 
+class GuardError(SamebitsError):
+    """The guard caught what it could not put right, or one device too often.
+
+    Attributes:
+        event: the last one, a `samebits.guard.Event`.
+    """
+
+    def __init__(self, message: str, event: object = None) -> None:
+        self.event = event
+        super().__init__(message)
+
+
 class SettingError(SamebitsError, ValueError):
     """An environment variable or keyword has a value that is not understood."""
 

@@ -19,6 +19,16 @@ def enabled_at_start() -> bool:
     raise SettingError(f"SAMEBITS={value!r} is not understood: use 1 or 0")
 
 
+def guard_at_start() -> str:
+    """``SAMEBITS_GUARD``: what `samebits.enable` turns on where it is not told ("off" if unset)."""
+    return os.environ.get("SAMEBITS_GUARD") or "off"
+
+
+def guard_dumps() -> str | None:
+    """``SAMEBITS_GUARD_DUMPS``: a directory for the operands of calls that the guard caught."""
+    return os.environ.get("SAMEBITS_GUARD_DUMPS") or None
+
+
 def forced_isa() -> str | None:
     """``SAMEBITS_CPU_ISA``: the instruction set to use (for tests; bits do not depend on it)."""
     value = os.environ.get("SAMEBITS_CPU_ISA")

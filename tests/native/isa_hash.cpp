@@ -145,7 +145,7 @@ void gemm() {
       if (p.unit_floats)
         for (int64_t c = 0; c < chunks; ++c) k.pack(a, p, u, c, packed.data());
       for (int64_t b = 0; b < p.col_blocks; ++b)
-        k.run(a, p, u, b, p.unit_floats ? packed.data() : nullptr, scratch.data());
+        k.run(a, p, u, b, p.unit_floats ? packed.data() : nullptr, scratch.data(), nullptr);
     }
     char name[32];
     std::snprintf(name, sizeof name, "%dx%dx%d", int(m), int(n), int(depth));

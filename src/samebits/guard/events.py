@@ -21,11 +21,16 @@ Kind = Literal["path", "bytes", "cache"]
 """What failed: a reduction path or the sums of its partials; a comparison of bytes; sums of keys
 and values that were written earlier."""
 
-Verdict = Literal["transient", "schedule", "undecided", "lost"]
-"""Whom the majority of three believes. ``transient``: two runs of the call's own schedule differ,
-and the second agrees with the reference; ``schedule``: the same wrong bytes twice, the reference
-stands alone against them and wins by its simpler schedule and a second run of its own;
-``undecided``: three results, no two alike; ``lost``: seen too late to be replaced."""
+Verdict = Literal["transient", "schedule", "reference", "path", "undecided", "late"]
+"""What the majority of three says.
+
+transient: the call's own result was wrong, and is right when its schedule runs again.
+schedule: it is wrong again.
+reference: it was right, and what it was compared with is wrong.
+path: all three agree, so the wrong path had the right bytes.
+undecided: no two agree.
+late: seen when the result had gone.
+"""
 
 
 class Operand(msgspec.Struct, frozen=True):
@@ -100,8 +105,7 @@ class Counts(msgspec.Struct):
 
     Attributes:
         calls: seen by the guard.
-        path_checks: output tiles whose path and sums were compared, as far as the CPU engine
-            counts them; on a GPU calls that were checked.
+        path_checks: calls whose paths were compared.
         unchecked: calls in path mode whose kernel writes no path, such as a vendor's.
         samples: calls that were executed again.
         cache_checks: sums of keys and values that were compared.

@@ -29,6 +29,7 @@ class Status:
         torch: version of torch.
         engine: the engines, with their instruction sets and device classes.
         threads: threads of torch's pool, which the engine shares.
+        guard: what is checked while things run.
         plan: what chooses schedules on this machine's GPU; empty without one.
         hits: calls of each override, since it was first installed, most used first.
         counts: number of aten schemas of each kind on a CPU (see docs/coverage.md).
@@ -45,6 +46,7 @@ class Status:
     torch: str
     engine: str
     threads: int
+    guard: str = "off"
     plan: str = ""
     hits: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -61,6 +63,8 @@ class Status:
             f"  engine     {self.engine}, {self.threads} threads, torch {self.torch}",
             "  operations " + ", ".join(f"{n} {kind}" for kind, n in self.counts.items()),
         ]
+        if self.guard != "off":
+            lines.append(f"  guard      {self.guard}")
         if self.plan:
             lines.append(f"  plan       {self.plan}")
         used = {name: n for name, n in self.hits.items() if n}
@@ -80,7 +84,9 @@ class Status:
         return "\n".join(lines)
 
 
-def describe(policy: Policy | None, installation: install.Installation, flags: Flags) -> Status:
+def describe(
+    policy: Policy | None, installation: install.Installation, flags: Flags, guard: str
+) -> Status:
     """The status of this process."""
     hits: Counter[str] = Counter()
     for (name, _), counted in install.overrides().items():
@@ -96,6 +102,7 @@ def describe(policy: Policy | None, installation: install.Installation, flags: F
         torch=torch.__version__,
         engine=_engines(),
         threads=torch.get_num_threads(),
+        guard=guard if policy else "off",
         plan=_plan(),
         hits=dict(hits.most_common()),
         counts={kind.value: kinds[kind] for kind in Kind},

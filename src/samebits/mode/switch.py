@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from samebits import settings
 from samebits.errors import LateSwitchWarning, SettingError
 from samebits.mode import fallback, flags, install, selftest
 from samebits.mode.fallback import Policy
@@ -26,9 +27,10 @@ _POLICIES = ("refuse", "warn", "allow")
 
 @dataclass
 class _Frame:
-    """One entry of the stack: a policy, or None for off."""
+    """One entry of the stack: a policy, or None for off, and what the guard checks."""
 
     policy: Policy | None = None
+    guard: str = "off"
 
 
 @dataclass
@@ -45,7 +47,11 @@ _stack: list[_Frame] = [_Frame()]
 _process = _Process()
 
 
-def enable(*, policy: str = "refuse", allow: Iterable[str] = ()) -> None:
+#: Puts a setting of the guard in force; the guard, a layer above, fills it in.
+on_guard: Callable[[str], None] | None = None
+
+
+def enable(*, policy: str = "refuse", allow: Iterable[str] = (), guard: str | None = None) -> None:
     """Turns the switch on in this process, for all threads. Idempotent.
 
     Every covered operation of torch then runs under its contract, on CPU and CUDA tensors, whether
@@ -56,19 +62,22 @@ def enable(*, policy: str = "refuse", allow: Iterable[str] = ()) -> None:
         policy: what happens to an operation that no contract covers: ``refuse`` raises
             `UncoveredError`, ``warn`` warns and runs torch's kernel, ``allow`` runs it in silence.
         allow: operations that may run uncovered in silence, e.g. ``["aten::cumsum"]``.
+        guard: what is checked while things run: "off", "path", "sample:0.01", or both with a comma
+            (docs/guard.md). None: what ``SAMEBITS_GUARD`` says.
 
     Raises:
-        SettingError: ``policy`` or an entry of ``allow`` is not understood.
+        SettingError: ``policy``, ``guard`` or an entry of ``allow`` is not understood.
         SwitchError: an override is not in force, or threads flush subnormals; nothing was changed.
     """
     wanted = _policy(policy, allow)
     with _lock:
-        before = _stack[-1].policy
-        _stack[-1].policy = wanted
+        top = _stack[-1]
+        before = top.policy, top.guard
+        top.policy, top.guard = wanted, _guard(guard)
         try:
             _apply()
         except BaseException:
-            _stack[-1].policy = before
+            top.policy, top.guard = before
             raise
 
 
@@ -83,13 +92,15 @@ def disable() -> None:
 
 
 @contextmanager
-def deterministic(*, policy: str = "refuse", allow: Iterable[str] = ()) -> Iterator[None]:
+def deterministic(
+    *, policy: str = "refuse", allow: Iterable[str] = (), guard: str | None = None
+) -> Iterator[None]:
     """The switch for a block of code, for all threads; blocks nest.
 
     Leaving the block, also by an exception, restores the state around it. Arguments and errors are
     those of `enable`.
     """
-    with _block(_Frame(_policy(policy, allow))):
+    with _block(_Frame(_policy(policy, allow), _guard(guard))):
         yield
 
 
@@ -126,7 +137,8 @@ def is_on() -> bool:
 def status() -> Status:
     """What is on, covered, hit and missing in this process."""
     with _lock:
-        return describe(_stack[-1].policy, _process.installation, _process.flags)
+        top = _stack[-1]
+        return describe(top.policy, _process.installation, _process.flags, top.guard)
 
 
 def _policy(kind: str, allow: Iterable[str]) -> Policy:
@@ -141,6 +153,10 @@ def _policy(kind: str, allow: Iterable[str]) -> Policy:
     return Policy(kind, names)
 
 
+def _guard(text: str | None) -> str:
+    return settings.guard_at_start() if text is None else text
+
+
 def _drop(frame: _Frame) -> None:
     _stack[:] = [f for f in _stack if f is not frame]
 
@@ -153,13 +169,16 @@ def _apply() -> None:
             _turn_off()
         return
     fallback.set_policy(policy)
-    if not _process.on:
+    if _process.on:
+        _tell_guard(_stack[-1].guard)
+    else:
         try:
             # Overrides first, and last when turning off: other threads never run torch's kernels
             # under flags that are neither the caller's nor theirs.
             _process.installation.install()
             flags.apply(_process.flags)
             selftest.run()
+            _tell_guard(_stack[-1].guard)
         except BaseException:
             _turn_off()
             raise
@@ -169,7 +188,15 @@ def _apply() -> None:
                 warnings.warn(late, LateSwitchWarning, stacklevel=4)
 
 
+def _tell_guard(text: str) -> None:
+    if on_guard is not None:
+        on_guard(text)
+    elif text != "off":
+        raise SettingError(f"guard={text!r}: import samebits, which brings the guard along")
+
+
 def _turn_off() -> None:
+    _tell_guard("off")
     _process.flags.restore()
     _process.installation.remove()
     fallback.set_policy(Policy())

@@ -6,6 +6,9 @@ raw pointers to the extension. Nothing here looks at batch sizes to decide bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from samebits import settings
@@ -34,6 +37,21 @@ def set_isa(name: str) -> None:
     """
     if not _cpu.set_isa(name):
         raise SettingError(f"instruction set {name!r} is not available here: use one of {isas()}")
+
+
+@contextmanager
+def isa_here(name: str) -> Iterator[None]:
+    """Instruction set `name` for the calls of this thread in a block of code.
+
+    Raises:
+        SettingError: this machine or this build does not have it.
+    """
+    if not _cpu.set_thread_isa(name):
+        raise SettingError(f"instruction set {name!r} is not available here: use one of {isas()}")
+    try:
+        yield
+    finally:
+        _cpu.set_thread_isa("")
 
 
 def set_worker_flush(flush: bool) -> bool:

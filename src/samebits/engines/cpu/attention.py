@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
 _LOG2E = math.log2(math.e)
@@ -98,7 +99,7 @@ def dense(
         kind = 1 if mask.dtype is torch.bool else 2
         mask_part = (kind, mask.data_ptr(), *mask.stride()[:3])
     a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
-    _attention(
+    wrong = _attention(
         [
             DTYPE_CODE[q.dtype], batch, heads, kv_heads, q_len, kv_len, d, dv,
             q.data_ptr(), qs[0], qs[1], qs[2], k.data_ptr(), ks[0], ks[1], ks[2],
@@ -108,6 +109,8 @@ def dense(
         ],
         a, b, masked_at,
     )  # fmt: skip
+    if wrong:
+        watch.report(wrong)
     return out, logsum
 
 
@@ -152,7 +155,7 @@ def packed(
 
     table = sequences.block_table
     a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
-    _attention(
+    wrong = _attention(
         [
             DTYPE_CODE[q.dtype], sequences.count, heads, kv_heads, sequences.q_len, 0, d, dv,
             q.data_ptr(), 0, q.stride(1), q.stride(0), k.data_ptr(), *strides(k),
@@ -165,4 +168,9 @@ def packed(
         ],
         a, b, 0.0,
     )  # fmt: skip
+    if wrong:
+        watch.report(wrong)
     return out, logsum
+
+
+watch.offer(__name__, dense, packed)

@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
 _linear = _cpu.linear
@@ -48,7 +49,7 @@ def linear(
             bias = bias.contiguous()
         bias_ptr = bias.data_ptr()
     w_row, w_col = weight.stride()
-    _linear(
+    wrong = _linear(
         x.data_ptr(),
         weight.data_ptr(),
         bias_ptr,
@@ -61,6 +62,8 @@ def linear(
         code,
         out_code,
     )
+    if wrong:
+        watch.report(wrong)
     return out
 
 
@@ -104,7 +107,7 @@ def bmm(
         c_strides = c.expand(out.shape).stride()
         cr, cc = c_strides[-2:]
         cb = c_strides[0] if a.dim() == 3 else 0
-    _gemm(
+    wrong = _gemm(
         a.data_ptr(),
         b.data_ptr(),
         c_ptr,
@@ -131,4 +134,9 @@ def bmm(
         alpha,
         beta,
     )
+    if wrong:
+        watch.report(wrong)
     return out
+
+
+watch.offer(__name__, linear, bmm)

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 from samebits.engines.cpu.reduce import KINDS, exp_sum, reduce_with_mean
 
@@ -234,3 +235,6 @@ def scan(x: torch.Tensor, axis: int, dtype: torch.dtype, product: bool) -> torch
             DTYPE_CODE[dtype],
         )
     return out
+
+
+watch.offer(__name__, softmax, norm)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 from samebits.errors import DTypeError
 
@@ -163,3 +164,6 @@ def _dtype_error(name: str, *operands: Tensor) -> DTypeError:
         f"{name} takes dense CPU tensors of one dtype of float32, bfloat16 and float16, not {got}:"
         " convert them first"
     )
+
+
+watch.offer(__name__, rotary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
 KINDS: dict[str, int] = {
@@ -118,3 +119,6 @@ def _kept(shape: torch.Size, axes: tuple[int, ...], keepdim: bool) -> tuple[int,
             return ()
         return tuple(size for i, size in enumerate(shape) if i not in axes)
     return tuple(1 if i in axes else size for i, size in enumerate(shape))
+
+
+watch.offer(__name__, reduce)

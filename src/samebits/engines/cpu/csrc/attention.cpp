@@ -159,6 +159,7 @@ class Driver {
     t.dv = c_.dv;
     t.scale = c_.scale;
     t.cap = c_.cap;
+    t.check = c_.check;
     if (!biased) t.bias[0] = nullptr;
     t.position = nullptr;
     t.first = keys.low;
@@ -193,6 +194,27 @@ class Driver {
   int64_t group_, size_;
 };
 
+// ---- faults, where a test asks for them ----
+
+/// Whether a leaf is to be computed at all.
+bool arranged(const AttentionTask& t, int64_t leaf) { return leaf != 1 || t.check->fault != Fault::stale; }
+
+/// Leaves between their store and the fold.
+void disturb(const AttentionTask& t, float* partials, int64_t leaves) {
+  const int64_t size = partial_size(t), values = values_size(t);
+  const Fault fault = t.check->fault;
+  if (fault == Fault::partial_bit) {
+    uint32_t bits;
+    float* at = partials + values - 1;  // the last o of the first leaf
+    std::memcpy(&bits, at, 4);
+    bits ^= 1u << 12;
+    std::memcpy(at, &bits, 4);
+  }
+  if (fault == Fault::partial_zero) std::memset(partials, 0, static_cast<size_t>(values) * sizeof(float));
+  if (fault == Fault::misplaced && leaves > 1)
+    std::memcpy(partials, partials + size, static_cast<size_t>(size) * sizeof(float));
+}
+
 void run_task(const AttentionKernels& kernels, int dtype, const AttentionTask& t) {
   if (t.rows > kernels.few_rows) {
     kernels.block(dtype, t, buffer(kernel_scratch, kernels.block_scratch(t.d, t.dv)));
@@ -204,7 +226,9 @@ void run_task(const AttentionKernels& kernels, int dtype, const AttentionTask& t
   float* partials = buffer(partial_scratch, leaves * size);
   float* scratch = buffer(kernel_scratch, kernels.few_scratch(t.d, t.dv));
   for (int64_t leaf = 0; leaf < leaves; ++leaf)
-    kernels.few(dtype, t, leaf, partials + leaf * size, scratch);
+    if (!t.check || arranged(t, leaf))
+      kernels.few(dtype, t, leaf, partials + leaf * size, scratch);
+  if (t.check) disturb(t, partials, leaves);
   kernels.finish(dtype, t, partials);
 }
 
@@ -213,60 +237,67 @@ void run_task(const AttentionKernels& kernels, int dtype, const AttentionTask& t
 void run_leaves(const Driver& driver, const AttentionKernels& kernels, const AttentionCall& call,
                 int64_t max_leaves, int threads) {
   const int64_t group = driver.group(), units = call.batch * call.kv_heads;
-  const int64_t rows = group * call.q_len, size = rows * (call.dv + 2);
+  const int64_t rows = group * call.q_len, size = rows * (call.dv + 2) + (call.check ? rows + 2 : 0);
+  const int64_t last = max_leaves - (call.check && call.check->fault == Fault::early ? 2 : 1);
   std::unique_ptr<float[]> partials(new float[static_cast<size_t>(units * max_leaves * size)]);
   std::unique_ptr<std::atomic<int64_t>[]> done(new std::atomic<int64_t>[static_cast<size_t>(units)]());
   parallel_for(units * max_leaves, threads, [&](int64_t i) {
+    if (i == 0 && call.check && call.check->fault == Fault::lost_tile) return;
     int64_t unit = i / max_leaves, leaf = i % max_leaves, b = unit / call.kv_heads;
     Sequence s = driver.sequence(b);
     driver.each_task(s, b, unit % call.kv_heads, 0, rows, static_cast<int>(rows), [&](AttentionTask& t) {
       float* own = partials.get() + unit * max_leaves * size;
       int64_t longest = 0;
       for (int r = 0; r < t.rows; ++r) longest = t.count[r] > longest ? t.count[r] : longest;
-      if (leaf * kLeaf < longest)
+      if (leaf * kLeaf < longest && (!t.check || arranged(t, leaf)))
         kernels.few(call.dtype, t, leaf, own + leaf * size,
                     buffer(kernel_scratch, kernels.few_scratch(t.d, t.dv)));
-      if (done[static_cast<size_t>(unit)].fetch_add(1, std::memory_order_acq_rel) == max_leaves - 1)
+      if (done[static_cast<size_t>(unit)].fetch_add(1, std::memory_order_acq_rel) == last) {
+        if (t.check) disturb(t, own, (longest + kLeaf - 1) / kLeaf);
         kernels.finish(call.dtype, t, own);
+      }
     });
   });
 }
 
 }  // namespace
 
-void attention(const AttentionKernels& kernels, const AttentionCall& call) {
-  if (call.batch == 0 || call.heads == 0 || call.kv_heads == 0) return;
+int64_t attention(const AttentionKernels& kernels, const AttentionCall& call) {
+  if (call.batch == 0 || call.heads == 0 || call.kv_heads == 0) return 0;
   Driver driver(kernels, call);
-  int64_t most_rows = 0, longest = 0;
+  int64_t most_rows = 0, longest = 0, all_rows = 0;
   double work = 0;
   for (int64_t b = 0; b < call.batch; ++b) {
     Sequence s = driver.sequence(b);
     most_rows = s.q_len > most_rows ? s.q_len : most_rows;
     longest = s.kv_len > longest ? s.kv_len : longest;
+    all_rows += s.q_len * call.heads;
     double keys = static_cast<double>(s.kv_len) * (call.causal && s.q_len == s.kv_len ? 0.5 : 1.0);
     work += static_cast<double>(s.q_len) * static_cast<double>(call.heads) * keys;
   }
   work *= static_cast<double>(call.d + call.dv);
   most_rows *= driver.group();
-  if (most_rows == 0) return;
+  if (most_rows == 0) return 0;
   const int threads = threads_for(static_cast<int64_t>(work < 1e15 ? work : 1e15), 200000);
 
   const int64_t units = call.batch * call.kv_heads;
   const bool one_task = call.q_len == 1 && !call.cu_q && (call.mask_kind == MaskKind::none || call.ms.head == 0 || driver.group() == 1);
   if (one_task && threads > 1 && most_rows <= kernels.few_rows && longest > kLeaf) {
     run_leaves(driver, kernels, call, (longest + kLeaf - 1) / kLeaf, threads);
-    return;
+    return call.check ? call.check->result(all_rows) : 0;
   }
   const int64_t block = most_rows <= kernels.few_rows ? kernels.few_rows : kernels.block_rows;
   const int64_t blocks = (most_rows + block - 1) / block;
   // Late blocks of a causal prefill are the longest: they start first.
   parallel_for(blocks * units, threads, [&](int64_t i) {
+    if (i == 0 && call.check && call.check->fault == Fault::lost_tile) return;
     int64_t begin = (blocks - 1 - i / units) * block, unit = i % units, b = unit / call.kv_heads;
     Sequence s = driver.sequence(b);
     int64_t rows = s.q_len * driver.group(), end = begin + block < rows ? begin + block : rows;
     driver.each_task(s, b, unit % call.kv_heads, begin, end, static_cast<int>(block),
                      [&](AttentionTask& t) { run_task(kernels, call.dtype, t); });
   });
+  return call.check ? call.check->result(all_rows) : 0;
 }
 
 }  // namespace samebits

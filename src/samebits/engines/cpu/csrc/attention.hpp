@@ -34,8 +34,10 @@ struct AttentionCall {
   const int64_t *cu_q = nullptr, *cu_k = nullptr;
   const int64_t *block_table = nullptr, *kv_lens = nullptr;
   int64_t table_stride = 0, page = 0;
+  PathCheck* check = nullptr;
 };
 
-void attention(const AttentionKernels& kernels, const AttentionCall& call);
+/// Returns how many rows took another path than the contract's; 0 where `check` is null.
+int64_t attention(const AttentionKernels& kernels, const AttentionCall& call);
 
 }  // namespace samebits

@@ -37,8 +37,15 @@ void bind_attention(nb::module_& m) {
       need_memory(keys * c.d, {k});
       need_memory(keys * c.dv, {v});
     }
+    PathCheck check;
+    if (path_mode().on.load(std::memory_order_relaxed)) {
+      check.seed = path_mode().attention;
+      check.leaf = path_mode().leaf;
+      check.fault = path_mode().take_fault();
+      c.check = &check;
+    }
     nb::gil_scoped_release no_gil;
-    attention(attention_kernels(), c);
+    return attention(attention_kernels(), c);
   });
 }
 }  // namespace samebits

@@ -20,6 +20,14 @@ std::atomic<int>& current() noexcept {
   return isa;
 }
 
+thread_local int here = -1;  // what this thread uses instead; -1: nothing
+
+int numbered(const char* name) noexcept {
+  for (int i = 0; i < 4; ++i)
+    if (std::strcmp(name, kNames[i]) == 0 && has_isa(static_cast<Isa>(i))) return i;
+  return -1;
+}
+
 }  // namespace
 
 bool has_isa(Isa isa) noexcept {
@@ -47,15 +55,19 @@ bool has_isa(Isa isa) noexcept {
 
 const char* isa_name(Isa isa) noexcept { return kNames[static_cast<int>(isa)]; }
 
-Isa active_isa() noexcept { return static_cast<Isa>(current().load(std::memory_order_relaxed)); }
+Isa active_isa() noexcept {
+  return static_cast<Isa>(here >= 0 ? here : current().load(std::memory_order_relaxed));
+}
 
 bool set_isa(const char* name) noexcept {
-  for (int i = 0; i < 4; ++i)
-    if (std::strcmp(name, kNames[i]) == 0 && has_isa(static_cast<Isa>(i))) {
-      current().store(i, std::memory_order_relaxed);
-      return true;
-    }
-  return false;
+  const int isa = numbered(name);
+  if (isa >= 0) current().store(isa, std::memory_order_relaxed);
+  return isa >= 0;
+}
+
+bool set_thread_isa(const char* name) noexcept {
+  here = *name ? numbered(name) : -1;
+  return !*name || here >= 0;
 }
 
 }  // namespace samebits

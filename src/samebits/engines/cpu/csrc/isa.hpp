@@ -10,6 +10,8 @@ Isa active_isa() noexcept;
 
 /// Names as in SAMEBITS_CPU_ISA. Returns false if this machine or binary lacks it.
 bool set_isa(const char* name) noexcept;
+/// The same for calls from this thread alone, whatever the others use; "" ends it.
+bool set_thread_isa(const char* name) noexcept;
 bool has_isa(Isa isa) noexcept;
 const char* isa_name(Isa isa) noexcept;
 

@@ -13,6 +13,7 @@ NB_MODULE(_cpu, m) {
     return names;
   });
   m.def("set_isa", [](const char* name) { return set_isa(name); });
+  m.def("set_thread_isa", [](const char* name) { return set_thread_isa(name); });
   m.def("max_threads", [] { return max_threads(); });
   m.def("pool_name", [] { return pool_name(); });
   m.def("set_worker_flush", [](bool flush) { return set_worker_flush(flush); });
@@ -27,4 +28,5 @@ NB_MODULE(_cpu, m) {
   bind_evaluate(m);
   bind_exact(m);
   bind_augmented(m);
+  bind_path(m);
 }

@@ -19,7 +19,7 @@ void few(int dtype, const AttentionTask& t, int64_t leaf, float* partial, float*
   else if (dtype == 1) few_leaf<bf16>(t, leaf, partial, scratch);
   else few_leaf<f16>(t, leaf, partial, scratch);
 }
-void finish(int dtype, const AttentionTask& t, const float* partials) {
+void finish(int dtype, const AttentionTask& t, float* partials) {
   if (dtype == 0) finish_rows<float>(t, partials);
   else if (dtype == 1) finish_rows<bf16>(t, partials);
   else finish_rows<f16>(t, partials);

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "path.hpp"
+
 namespace samebits {
 
 constexpr int64_t kLeaf = 512;   // keys a leaf holds: part of the contract
@@ -30,6 +32,7 @@ struct AttentionTask {
   KeyView k, v;
   float scale;      // x = s * scale, or with softcap tanh(s * scale) * cap
   float cap;        // 0: no softcap
+  PathCheck* check; // null: paths are not checked
 };
 
 struct AttentionKernels {
@@ -39,12 +42,15 @@ struct AttentionKernels {
   int64_t (*few_scratch)(int64_t d, int64_t dv);
   /// The whole of a task, rows in the lanes.
   void (*block)(int dtype, const AttentionTask& t, float* scratch);
-  /// One leaf of a task, keys and then d in the lanes: writes m[rows], l[rows], o[rows][dv].
+  /// One leaf of a task, keys and then d in the lanes: writes m[rows], l[rows], o[rows][dv]. With a check,
+  /// a seal follows: each row's leaf in the path, and the sum of the integer views of all before it.
   void (*few)(int dtype, const AttentionTask& t, int64_t leaf, float* partial, float* scratch);
   /// Folds the leaves that `few` wrote one after the other and stores the result.
-  void (*finish)(int dtype, const AttentionTask& t, const float* partials);
+  void (*finish)(int dtype, const AttentionTask& t, float* partials);
 };
 
-inline int64_t partial_size(const AttentionTask& t) { return t.rows * (t.dv + 2); }
+inline int64_t values_size(const AttentionTask& t) { return t.rows * (t.dv + 2); }
+/// Floats of a leaf; the seal takes one a row and two for the sum.
+inline int64_t partial_size(const AttentionTask& t) { return values_size(t) + (t.check ? t.rows + 2 : 0); }
 
 }  // namespace samebits

@@ -109,6 +109,12 @@ inline void gather_bias(const AttentionTask& t, int64_t k0, int64_t n, float* ou
   }
 }
 
+/// Every row's path: the leaf over [k0, k0 + n) as far as the row sees it.
+inline void extend_paths(const AttentionTask& t, int64_t k0, int64_t n, uint32_t* path) {
+  for (int r = 0; r < t.rows; ++r)
+    if (k0 < t.count[r]) path[r] = path_fold(path[r], path_leaf(k0, least(k0 + n, t.count[r])));
+}
+
 template <class T>
 void block_rows(const AttentionTask& t, float* scratch) {
   const int64_t d = t.d, dv = t.dv;
@@ -130,6 +136,10 @@ void block_rows(const AttentionTask& t, float* scratch) {
     transpose_rows(reinterpret_cast<const T* const*>(t.q) + 16 * u, n < 0 ? 0 : n, d, b.qt + 16 * u, R);
   }
   for (int64_t i = 0; i < R * dv; i += 16) store_f32(b.o + i, zero());
+
+  uint32_t path[R];
+  if (t.check)
+    for (uint32_t& p : path) p = t.check->seed;
 
   for (int64_t k0 = 0; k0 < longest; k0 += kLeaf) {
     const int64_t n = least(kLeaf, longest - k0);
@@ -190,6 +200,7 @@ void block_rows(const AttentionTask& t, float* scratch) {
       value_pass<true>(b.s + mid * R, v + (mid - j0) * stride, stride, end - mid, k0 + mid, count, dv, b.leaf_o);
     }
 
+    if (t.check) extend_paths(t, k0, n, path);
     for (int u = 0; u < RV; ++u) {
       Fold fold(m[u], leaf_m[u]);
       M16 seen = lt_i(set1_i(static_cast<int32_t>(k0)), count[u]);
@@ -205,6 +216,7 @@ void block_rows(const AttentionTask& t, float* scratch) {
     }
   }
 
+  if (t.check) report_paths(t, path);
   for (int u = 0; 16 * u < t.rows; ++u) {
     F16 scale = set1(1.0f);
     M16 empty = eq_i(count[u], set1_i(0));

@@ -83,6 +83,34 @@ inline void few_pass(const KeyView& view, int64_t k0, int64_t n, const float* p,
   }
 }
 
+/// What a leaf leaves beside its values: see AttentionKernels::few.
+struct Seal {
+  float *words, *sum;
+  Seal(const AttentionTask& t, float* partial) : words(partial + values_size(t)), sum(words + t.rows) {}
+  void close(const AttentionTask& t, const float* partial, int64_t k0, const int64_t* n) {
+    for (int r = 0; r < t.rows; ++r) {
+      uint32_t leaf = path_leaf(k0, k0 + n[r]);
+      __builtin_memcpy(words + r, &leaf, 4);
+    }
+    int64_t total = view_sum(partial, values_size(t));
+    __builtin_memcpy(sum, &total, 8);
+  }
+  uint32_t leaf(int r) const {
+    uint32_t word;
+    __builtin_memcpy(&word, words + r, 4);
+    return word;
+  }
+  /// Whether the values are those that were sealed. A seal holds for one fold: nothing may be folded twice.
+  bool open(const AttentionTask& t, const float* partial) {
+    int64_t total;
+    __builtin_memcpy(&total, sum, 8);
+    bool good = total == view_sum(partial, values_size(t));
+    total = ~total;
+    __builtin_memcpy(sum, &total, 8);
+    return good;
+  }
+};
+
 template <class T>
 void few_leaf(const AttentionTask& t, int64_t leaf, float* partial, float* scratch) {
   const int64_t d = t.d, dv = t.dv, k0 = leaf * kLeaf;
@@ -153,18 +181,48 @@ void few_leaf(const AttentionTask& t, int64_t leaf, float* partial, float* scrat
     }
     r += same;
   }
+  if (t.check) Seal(t, partial).close(t, partial, k0, n);
+}
+
+inline int64_t leaves_of(const AttentionTask& t, int r) {
+  const int64_t all = (t.count[r] + kLeaf - 1) / kLeaf;
+  return t.check && all > 1 && t.check->fault == Fault::dropped ? all - 1 : all;
+}
+/// The leaf that a fold takes at its i-th step: the i-th, unless a test wants another order.
+inline int64_t taken(const AttentionTask& t, int64_t i, int64_t leaves) {
+  return t.check && leaves > 1 && i < 2 && t.check->fault == Fault::swapped ? 1 - i : i;
+}
+
+/// Paths and sums of the leaves that are about to be folded.
+inline void check_leaves(const AttentionTask& t, float* partials, int64_t most) {
+  const int64_t size = partial_size(t);
+  uint32_t path[kFew];
+  bool sums = true;
+  for (int64_t i = 0; i < most; ++i) sums &= Seal(t, partials + i * size).open(t, partials + i * size);
+  for (int r = 0; r < t.rows; ++r) {
+    const int64_t leaves = leaves_of(t, r);
+    path[r] = t.check->seed;
+    for (int64_t i = 0; i < leaves; ++i)
+      path[r] = path_fold(path[r], Seal(t, partials + taken(t, i, leaves) * size).leaf(r));
+  }
+  report_paths(t, path, sums);
 }
 
 template <class T>
-void finish_rows(const AttentionTask& t, const float* partials) {
+void finish_rows(const AttentionTask& t, float* partials) {
   const int64_t size = partial_size(t), dv = t.dv;
+  if (t.check) {
+    int64_t most = 0;
+    for (int r = 0; r < t.rows; ++r) most = leaves_of(t, r) > most ? leaves_of(t, r) : most;
+    check_leaves(t, partials, most);
+  }
   for (int r = 0; r < t.rows; ++r) {
-    const int64_t leaves = (t.count[r] + kLeaf - 1) / kLeaf;
+    const int64_t leaves = leaves_of(t, r);
     F16 m = set1(-infinity()), l = zero(), scale = set1(1.0f);
-    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-      const float* p = partials + leaf * size;
+    for (int64_t i = 0; i < leaves; ++i) {
+      const float* p = partials + taken(t, i, leaves) * size;
       Fold fold(m, set1(p[r]));
-      l = leaf == 0 ? set1(p[t.rows + r]) : fold(l, set1(p[t.rows + r]));
+      l = i == 0 ? set1(p[t.rows + r]) : fold(l, set1(p[t.rows + r]));
       m = fold.m;
     }
     if (t.sink[0] && *t.sink[r] != -infinity()) fold_sink(set1(*t.sink[r]), m, l, scale);
@@ -173,11 +231,11 @@ void finish_rows(const AttentionTask& t, const float* partials) {
     for (int64_t i = 0; i < dv; i += 16) {
       int w = static_cast<int>(least(16, dv - i));
       F16 o = zero(), run = set1(-infinity());
-      for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-        const float* p = partials + leaf * size;
+      for (int64_t j = 0; j < leaves; ++j) {
+        const float* p = partials + taken(t, j, leaves) * size;
         Fold fold(run, set1(p[r]));
         F16 next = load_part(p + 2 * t.rows + r * dv + i, w);
-        o = leaf == 0 ? next : fold(o, next);
+        o = j == 0 ? next : fold(o, next);
         run = fold.m;
       }
       store_part(out + i, div(mul(o, scale), total), w);

@@ -76,6 +76,29 @@ inline void fold_sink(F16 sink, F16& m, F16& l, F16& scale_o) {
 
 inline F16 log_sum(F16 m, F16 l) { return fma(m, set1(kLn2), log(l)); }
 
+// ---- paths ----
+
+/// The order-free sum of the integer views of n floats.
+inline int64_t view_sum(const float* p, int64_t n) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p + i, 4);
+    sum += bits;
+  }
+  return sum;
+}
+
+/// Compares the paths that rows took with the contract's: leaves of check->leaf keys, ascending.
+inline void report_paths(const AttentionTask& t, const uint32_t* path, bool sums = true) {
+  for (int r = 0; r < t.rows; ++r) {
+    uint32_t expected = t.check->seed;
+    for (int64_t k = 0; k < t.count[r]; k += t.check->leaf)
+      expected = path_fold(expected, path_leaf(k, least(k + t.check->leaf, t.count[r])));
+    t.check->report(sums && path[r] == expected);
+  }
+}
+
 // ---- packing: exact copies ----
 
 template <class T>

@@ -126,7 +126,19 @@ void pack_w(const T* w, const GemmArgs& g, int64_t cols, int64_t s0, int64_t ste
 }
 
 template <class T>
-void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block, const float* packed, float* scratch) {
+int64_t stream_rows(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* x, const T* w, int64_t n0,
+                    int64_t cols, float* acc) {
+  switch (u.rows) {
+    case 1: return stream<T, 1>(g, p, u, x, w, n0, cols, acc);
+    case 2: return stream<T, 2>(g, p, u, x, w, n0, cols, acc);
+    case 3: return stream<T, 3>(g, p, u, x, w, n0, cols, acc);
+    default: return stream<T, 4>(g, p, u, x, w, n0, cols, acc);
+  }
+}
+
+template <class T>
+void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block, const float* packed, float* scratch,
+               PathCheck* check) {
   Unit u = unit_at(g, p, unit);
   int64_t n0 = block * p.cols, cols = min_(p.cols, g.n - n0);
   const T* w = static_cast<const T*>(g.w) + u.batch * g.w_batch + n0 * g.w_row;
@@ -135,16 +147,20 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   float* acc = scratch;
   float* wp = scratch + acc_row * (keep ? p.unit_rows : kRows);
   if (p.unit_floats == 0) packed = static_cast<const float*>(g.x) + u.batch * g.x_batch;
-  if (p.stream) {
-    switch (u.rows) {
-      case 1: return stream<T, 1>(g, p, u, packed, w, n0, cols, scratch);
-      case 2: return stream<T, 2>(g, p, u, packed, w, n0, cols, scratch);
-      case 3: return stream<T, 3>(g, p, u, packed, w, n0, cols, scratch);
-      default: return stream<T, 4>(g, p, u, packed, w, n0, cols, scratch);
-    }
-  }
-  if (p.across) return across(g, p, u, packed, w, n0, cols, scratch);
   Cut tiles = tiles_of(u.rows);
+  PathChain paths[kUnitRows];
+  if (p.stream || p.across) tiles = {u.rows, 1};  // one piece of code walks all of k
+  if (check)
+    for (int64_t t = 0; t < tiles.parts; ++t) paths[t].start(check->seed, 16);
+  if (p.stream || p.across) {
+    int64_t end = p.stream ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
+                           : across(g, p, u, packed, w, n0, cols, scratch);
+    if (check) {
+      paths[0].extend(0, end);
+      check->report(paths[0].digest() == check->expected, u.rows * cols);
+    }
+    return;
+  }
   int64_t s0 = 0;
   do {
     int64_t steps = min_(p.chunk, p.steps - s0);
@@ -167,6 +183,10 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
                    last ? w + p.cols * g.w_row : w + 16 * (s0 + steps)};
         row_tile_of(rows, x, b, a, acc_row, s0 == 0);
       }
+      if (check) {
+        paths[t].extend(16 * s0, min_(g.k, 16 * (s0 + steps)));
+        if (last) check->report(paths[t].digest() == check->expected, rows * cols);
+      }
       if (last)
         for (int i = 0; i < rows; ++i) finish_row(g, a + i * acc_row, u.batch, u.row0 + r0 + i, n0, cols);
     }
@@ -174,11 +194,12 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   } while (s0 < p.steps);
 }
 
-void run(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block, const float* packed, float* scratch) {
+void run(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block, const float* packed, float* scratch,
+         PathCheck* check) {
   switch (g.in_type) {
-    case DType::f32: return run_typed<float>(g, p, unit, block, packed, scratch);
-    case DType::bf16: return run_typed<bf16>(g, p, unit, block, packed, scratch);
-    case DType::f16: return run_typed<f16>(g, p, unit, block, packed, scratch);
+    case DType::f32: return run_typed<float>(g, p, unit, block, packed, scratch, check);
+    case DType::bf16: return run_typed<bf16>(g, p, unit, block, packed, scratch, check);
+    case DType::f16: return run_typed<f16>(g, p, unit, block, packed, scratch, check);
   }
 }
 

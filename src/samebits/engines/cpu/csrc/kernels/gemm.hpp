@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "path.hpp"
 #include "types.hpp"
 
 namespace samebits {
@@ -38,8 +39,9 @@ struct GemmKernels {
   GemmPlan (*plan)(const GemmArgs&, int threads);
   /// Packs chunk `chunk` of unit `unit` as fp32, tile by tile.
   void (*pack)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t chunk, float* packed);
-  /// Computes column block `block` of unit `unit`.
-  void (*run)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t block, const float* packed, float* scratch);
+  /// Computes column block `block` of unit `unit`. With a check, every tile reports the path that it took.
+  void (*run)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t block, const float* packed, float* scratch,
+              PathCheck* check);
 };
 
 }  // namespace samebits

@@ -41,8 +41,9 @@ void stream_steps(const float* x, const T* w, int64_t w_row, int64_t lanes, int6
   }
 }
 
+// Returns where k ended.
 template <class T, int R>
-void stream(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* x, const T* w, int64_t n0, int64_t cols,
+int64_t stream(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* x, const T* w, int64_t n0, int64_t cols,
             float* acc) {
   constexpr int64_t kGroup = 4;
   int64_t full = g.k / 16, s = 0;
@@ -60,6 +61,7 @@ void stream(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* x,
         for (int l = 0; l < width; ++l) a[l] = add(a[l], a[l + width]);
       finish(g, a[0], u.batch, u.row0 + r, n0 + j, static_cast<int>(min_(16, cols - j)));
     }
+  return min_(g.k, 16 * s);
 }
 
 // ---- short K: vectors along n, one lane after the other ----
@@ -127,9 +129,10 @@ void across_tile(const GemmArgs& g, const Unit& u, int64_t row, const float* x, 
       finish(g, held[4][r][h], u.batch, row + r, n0 + 16 * h, static_cast<int>(min_(16, cols - 16 * h)));
 }
 
+// Returns where k ended.
 template <class T>
-void across(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* packed, const T* w, int64_t n0,
-            int64_t cols, float* wp) {
+int64_t across(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* packed, const T* w, int64_t n0,
+               int64_t cols, float* wp) {
   pack_across(w, g, p.steps, cols, wp);
   Cut tiles = tiles_of(u.rows);
   for (int64_t t = 0; t < tiles.parts; ++t) {
@@ -148,6 +151,7 @@ void across(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* pa
 #endif
     }
   }
+  return min_(g.k, 16 * p.steps);
 }
 
 }  // namespace

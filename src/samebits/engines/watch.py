@@ -1,0 +1,73 @@
+"""Where the engines can be watched: the functions that compute.
+
+An engine offers its functions; an observer above may take their place, and gives it back. While
+nobody watches, nothing here is on the way of a call. So callers reach these functions through their
+module (``engine.linear``), never by a name of their own.
+
+A launch that finds something wrong by itself (a reduction path that is not the contract's) reports
+it here, and the observer of the call takes it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Compute = Callable[..., Any]
+#: Module, name and function -> what takes its place.
+Wrap = Callable[[str, str, Compute], Compute]
+
+_offered: dict[tuple[str, str], Compute] = {}
+_wrap: Wrap | None = None
+
+
+def offer(module: str, *functions: Compute) -> None:
+    """Makes functions of `module` watchable; an observer that is there takes them at once.
+
+    Their results are new tensors, or written to an argument ``out``; they change no other argument.
+    """
+    for fn in functions:
+        _offered[module, fn.__name__] = fn
+        if _wrap is not None:
+            setattr(sys.modules[module], fn.__name__, _wrap(module, fn.__name__, fn))
+
+
+def install(wrap: Wrap) -> None:
+    """Puts what `wrap` gives in the place of every offered function, of later ones too."""
+    global _wrap
+    _wrap = wrap
+    for (module, name), fn in _offered.items():
+        setattr(sys.modules[module], name, wrap(module, name, fn))
+
+
+def remove() -> None:
+    """Puts the functions themselves back."""
+    global _wrap
+    _wrap = None
+    for (module, name), fn in _offered.items():
+        setattr(sys.modules[module], name, fn)
+
+
+def watched() -> bool:
+    """Whether an observer is there. Calls must not then be replayed below it."""
+    return _wrap is not None
+
+
+class _Found(threading.local):
+    wrong = 0
+
+
+_found = _Found()
+
+
+def report(wrong: int) -> None:
+    """A launch of this thread found that so many outputs took another path than the contract's."""
+    _found.wrong += wrong
+
+
+def take() -> int:
+    """What this thread's launches have reported since the last time."""
+    wrong, _found.wrong = _found.wrong, 0
+    return wrong

@@ -1,0 +1,70 @@
+"""Turns the guard on and off: `samebits.enable(guard=...)` ends here."""
+
+from __future__ import annotations
+
+from samebits import settings
+from samebits.contract import path
+from samebits.engines.cpu import _cpu
+from samebits.guard import observe, settle
+from samebits.guard.setting import Setting, parse
+from samebits.guard.settle import Alarm
+from samebits.mode import switch
+from samebits.plan import contract_of
+
+_setting = Setting()
+_seed = 0
+
+
+def apply(text: str) -> None:
+    """Puts a setting in force; what the switch calls, with "off" when it is turned off.
+
+    Raises:
+        SettingError: `text` is not understood; nothing was changed.
+    """
+    global _setting
+    setting = parse(text)
+    if setting == _setting:
+        return
+    observe.stop()
+    _paths(setting.path)
+    if setting.on:
+        observe.start(setting, _seed)
+    _setting = setting
+
+
+def setting() -> Setting:
+    """What is in force."""
+    return _setting
+
+
+def configure(
+    *,
+    seed: int | None = None,
+    most: int | None = None,
+    alarm: Alarm | None = None,
+    dumps: str | None = None,
+) -> None:
+    """Changes how the guard chooses and what it does. What is left out stays as it is.
+
+    Args:
+        seed: which calls are sampled, from the next time on that the guard is turned on.
+        most: events on one device, from which on `alarm` is called, or `GuardError` raised.
+        alarm: called with the device and its events.
+        dumps: directory for operands and results of calls that failed a check.
+    """
+    global _seed
+    _seed = _seed if seed is None else seed
+    settle.rules.most = settle.rules.most if most is None else most
+    settle.rules.alarm = settle.rules.alarm if alarm is None else alarm
+    settle.rules.dumps = settle.rules.dumps if dumps is None else dumps
+
+
+def _paths(on: bool) -> None:
+    """Has the CPU engine check paths, or not. Dtypes share the paths of their operation."""
+    product = path.seed(contract_of("linear", dtype="fp32"))
+    attention = contract_of("attention", dtype="fp32")
+    _cpu.check_paths(on, product, path.seed(attention), attention.leaf)
+
+
+settle.rules.dumps = settings.guard_dumps()
+switch.on_guard = apply
