@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
         "cli_receipts",
         "cli_replay",
         "cli_reveal",
+        "cli_status",
         "launch",
         "startup",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from samebits import guard, ops, plan, settings
 from samebits.check import check, explain
 from samebits.contract.intervals import certified_argmax
+from samebits.guard import service
 from samebits.guard.receipts import receipts
 from samebits.mode import deterministic, disable, enable, status
 from samebits.ops.augmented import (
@@ -40,3 +41,4 @@ __all__ = [
 
 if settings.enabled_at_start():
     enable()
+    service.start()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits import cli_explain, cli_plan, cli_receipts, cli_replay, cli_reveal
+from samebits import cli_explain, cli_plan, cli_receipts, cli_replay, cli_reveal, cli_status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +25,7 @@ app.command("audit")(cli_replay.audit)
 app.command("explain")(cli_explain.explain)
 app.command("replay")(cli_replay.replay)
 app.command("reveal")(cli_reveal.reveal)
+app.command("status")(cli_status.status)
 
 
 def _version(wanted: bool) -> None:

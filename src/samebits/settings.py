@@ -47,3 +47,23 @@ def peer_memory() -> bool:
     if value not in ("0", "1"):
         raise SettingError(f"SAMEBITS_PEER_MEMORY={value!r} is not understood: use 1 or 0")
     return value == "1"
+
+
+def receipts_path() -> str | None:
+    """``SAMEBITS_RECEIPTS``: the file of receipts, where the switch is on from the start."""
+    return os.environ.get("SAMEBITS_RECEIPTS") or None
+
+
+def metrics_port() -> int | None:
+    """``SAMEBITS_METRICS``: the first port at which such a process offers its metrics."""
+    value = os.environ.get("SAMEBITS_METRICS")
+    if not value:
+        return None
+    if not value.isdecimal() or not 0 < int(value) < 65536:
+        raise SettingError(f"SAMEBITS_METRICS={value!r} is not understood: give a port, e.g. 9464")
+    return int(value)
+
+
+def log_target() -> str | None:
+    """``SAMEBITS_LOG``: ``json`` writes log lines as JSON to stderr, anything else is a file."""
+    return os.environ.get("SAMEBITS_LOG") or None

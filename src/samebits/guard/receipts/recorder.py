@@ -43,6 +43,11 @@ class Counters:
     failures: int = 0
     seconds: float = 0.0
 
+    def add(self, other: Counters) -> None:
+        """Adds another recorder's."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
 
 @dataclass(frozen=True)
 class _Item:
@@ -214,7 +219,7 @@ class Recorder:
                 self.counters.lost += len(self._waiting)
                 log.error(
                     "receipts: %d were not written", left,
-                    extra={"event": "receipts_lost", "lost": left, "path": str(self.path)},
+                    extra=_extra("receipts_lost", lost=left, path=str(self.path)),
                 )  # fmt: skip
             _forget(self)
 
@@ -323,12 +328,16 @@ class Recorder:
     def _failed(self, error: ReceiptError) -> None:
         self.counters.failures += 1
         if self._error is None:
-            log.error(
-                "%s", error, extra={"event": "receipts_failed", "path": str(self.path),
-                                    "on_error": self.on_error, "waiting": len(self._waiting)},
-            )  # fmt: skip
+            about = {"on_error": self.on_error, "waiting": len(self._waiting)}
+            extra = _extra("receipts_failed", path=str(self.path), **about)
+            log.error("%s", error, extra=extra)
         self._error = error
         self._cond.notify_all()
+
+
+def _extra(event: str, **values: Any) -> dict[str, Any]:
+    """What a line of the log says besides its text."""
+    return {"samebits": {"event": event, **values}}
 
 
 _active: list[Recorder] = []
@@ -394,5 +403,19 @@ def active() -> Recorder | None:
     return _active[0] if _active else None
 
 
-def _forget(recorder: Any) -> None:
+#: Of the recorders that this process has closed.
+_closed = Counters()
+
+
+def totals() -> Counters:
+    """What this process' recorders have done so far."""
+    found = Counters()
+    for counters in (_closed, *(recorder.counters for recorder in _active)):
+        found.add(counters)
+    return found
+
+
+def _forget(recorder: Recorder) -> None:
+    if recorder in _active:
+        _closed.add(recorder.counters)
     _active[:] = [other for other in _active if other is not recorder]

@@ -135,17 +135,25 @@ class Listener:
         self._sums: dict[int, torch.Tensor] = {}
         self._watching = False
 
+    def listen(self) -> Callable[[], None]:
+        """Puts its hooks into the model; returns what takes them out again."""
+        stack = ExitStack()
+        for column, (module, _, given) in enumerate(self._hooked):
+            if given:
+                handle = module.register_forward_pre_hook(self._before(column))
+            else:
+                handle = module.register_forward_hook(self._after(column))
+            stack.callback(handle.remove)
+        return stack.close
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Has its hooks in the model during the block."""
-        with ExitStack() as stack:
-            for column, (module, _, given) in enumerate(self._hooked):
-                if given:
-                    handle = module.register_forward_pre_hook(self._before(column))
-                else:
-                    handle = module.register_forward_hook(self._after(column))
-                stack.callback(handle.remove)
+        end = self.listen()
+        try:
             yield
+        finally:
+            end()
 
     def begin(self) -> None:
         """A forward pass begins: what was seen before is forgotten."""

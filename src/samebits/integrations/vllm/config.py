@@ -106,6 +106,28 @@ def reasons(config: Any, gpu: bool | None = None) -> list[str]:
     return found
 
 
+def receipts_reasons(config: Any, wanted: str | dict[str, Any] | None) -> list[str]:
+    """Why receipts cannot be kept with a configuration; empty if they can, or nobody wants them."""
+    if wanted is None:
+        return []
+    found = []
+    parallel = config.parallel_config
+    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+        found.append("receipts on several ranks: what they compute is not brought together yet")
+    if getattr(config, "use_v2_model_runner", False):
+        found.append("receipts with the second model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
+    graphs = getattr(config.compilation_config.cudagraph_mode, "name", "NONE") != "NONE"
+    sums = wanted.get("sums", "layers") if isinstance(wanted, dict) else "layers"
+    if graphs and _on_gpu() and sums != "none":
+        found.append(
+            "receipts with checksums in CUDA graphs, which call no hooks: use sums='none' or "
+            "enforce_eager"
+        )
+    if isinstance(wanted, dict) and wanted.get("audit"):
+        found.append("receipts with operands for an audit: only transformers keeps them")
+    return found
+
+
 def _offloaded(config: Any) -> bool:
     offload = getattr(config, "offload_config", None)
     uva, prefetch = getattr(offload, "uva", None), getattr(offload, "prefetch", None)

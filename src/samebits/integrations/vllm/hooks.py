@@ -50,7 +50,8 @@ def _configured(original: Callable[..., None], config: Any, *args: Any, **kwargs
     backend = config.compilation_config.backend
     original(config, *args, **kwargs)
     rules.finish(config, backend)
-    settle(options, rules.reasons(config), "this configuration")
+    reasons = rules.reasons(config) + rules.receipts_reasons(config, options.receipts)
+    settle(options, reasons, "this configuration")
 
 
 def _worker_made(original: Callable[..., None], worker: Any, *args: Any, **kwargs: Any) -> None:

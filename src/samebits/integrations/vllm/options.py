@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from samebits import settings
 from samebits.errors import SettingError
+from samebits.guard.receipts import receipts
 
 KEY = "samebits"
 
@@ -21,11 +23,14 @@ class Options:
         plan: a plan file to put in force in every worker; None: the tables of this release.
         tp_invariant: row-parallel products have the tree that all tensor-parallel sizes share.
             None: where there is more than one rank. True on one rank gives it the bits of several.
+        receipts: a path, or a table with ``path`` and other arguments of `samebits.receipts`, to
+            keep a receipt of each request; None: none are kept.
     """
 
     policy: Literal["refuse", "warn"] = "refuse"
     plan: str | None = None
     tp_invariant: bool | None = None
+    receipts: str | dict[str, Any] | None = None
 
     def shared_tree(self, ranks: int) -> bool:
         """Whether row-parallel products of `ranks` ranks have the tree that all sizes share."""
@@ -44,7 +49,7 @@ def requested(additional_config: Any) -> Options | None:
     value = additional_config.get(KEY) if isinstance(additional_config, dict) else None
     by_environment = settings.enabled_at_start()
     if value is None:
-        return Options() if by_environment else None
+        return Options(receipts=settings.receipts_path()) if by_environment else None
     if value is False:
         if by_environment:
             raise SettingError(
@@ -68,4 +73,16 @@ def requested(additional_config: Any) -> Options | None:
         raise SettingError(f"{KEY}: tp_invariant={options.tp_invariant!r} is not true or false")
     if options.plan is not None and not isinstance(options.plan, str):
         raise SettingError(f"{KEY}: plan={options.plan!r} is not a path")
+    _check_receipts(options.receipts)
     return options
+
+
+def _check_receipts(wanted: Any) -> None:
+    if wanted is None or isinstance(wanted, str):
+        return
+    names = inspect.signature(receipts).parameters
+    if not isinstance(wanted, dict) or "path" not in wanted or set(wanted) - set(names):
+        raise SettingError(
+            f"{KEY}: receipts={wanted!r} is neither a path nor a table with path and, as they "
+            f"like, {', '.join(name for name in names if name != 'path')}"
+        )

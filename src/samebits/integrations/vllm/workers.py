@@ -90,6 +90,10 @@ def _replace(config: Any, options: Options) -> None:
         lora.install(_patches)
     if getattr(config, "use_v2_model_runner", False):
         runner2.install(_patches)
+    if options.receipts is not None:
+        from samebits.integrations.vllm import receipts
+
+        receipts.install(_patches, options.receipts, config.model_config.seed or 0)
 
 
 def decides_bits(options: Options) -> dict[str, str]:

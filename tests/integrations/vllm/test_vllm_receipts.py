@@ -1,0 +1,100 @@
+"""Receipts of a real vLLM engine on a CPU: alone, in company, from the cache, with drafts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_engine import (
+    COMPANY,
+    GREEDY,
+    HAS_VLLM,
+    LENGTH,
+    SEEDED,
+    Engine,
+    company,
+    engine,
+    models,
+    prompt,
+    request,
+    site,
+)
+
+from samebits.errors import SettingError
+from samebits.guard.receipts import Receipt, verify
+from samebits.guard.receipts.reading import identity_of, open_ledger
+from samebits.guard.receipts.record import decode
+from samebits.integrations.vllm.options import requested
+
+__all__ = ["engine", "models", "site"]
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+
+
+def kept(engine: Engine, model: Path, batches: list[Any], path: Path, **options: Any) -> Any:
+    """The answers, and the receipts in order of writing."""
+    config = {"samebits": {"receipts": {"path": str(path), **options.pop("receipts", {})}}}
+    answers = engine.run(
+        model, batches, asked=False, additional_config=config, num_gpu_blocks_override=200,
+        block_size=32, **options,
+    )["answers"]  # fmt: skip
+    source = open_ledger(path)
+    found = [decode(body) for _, _, body in source.rows()]
+    identity = identity_of(source, found[-1])  # type: ignore[arg-type]
+    source.close()
+    assert verify(path).whole
+    return answers, found, identity
+
+
+def own(receipt: Receipt) -> tuple[Any, ...]:
+    return receipt.input, receipt.output, receipt.logprobs, receipt.sums, receipt.covered
+
+
+def word(hexadecimal: str) -> int:
+    return int.from_bytes(bytes.fromhex(hexadecimal), "little")
+
+
+@needs_vllm
+def test_receipts_are_the_requests_own(engine: Engine, models: Any, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    needles = [request(prompt(rng, 137), options) for options in (GREEDY, SEEDED)]
+    batches = [b for needle in needles for b in ([needle], company(rng, needle, 15, COMPANY))]
+    answers, found, identity = kept(
+        engine, models("qwen3"), batches, tmp_path / "r", enable_prefix_caching=False
+    )
+    assert len(found) == sum(map(len, batches))
+    for needle, alone, options in zip(needles, answers[::2], (GREEDY, SEEDED), strict=True):
+        mine = [r for r in found if r.input == needle["prompt"]]
+        assert len(mine) == 2 and own(mine[0]) == own(mine[1])
+        assert mine[0].output == alone[0]["tokens"]
+        assert mine[0].logprobs == [word(x) for x in alone[0]["logprobs"]]
+        assert mine[0].seed == options.get("seed")
+        assert mine[0].covered == [(0, 137 + LENGTH - 1)] and all(mine[0].sums)
+    assert identity.engine == "vllm" and len(identity.places) == 3
+    assert any(name.startswith("linear") for name in identity.contracts)
+
+
+@needs_vllm
+def test_cached_prompts_and_drafts(engine: Engine, models: Any, tmp_path: Path) -> None:
+    rng = random.Random(6)
+    row = prompt(rng, 40) * 3
+    one = [request(row, GREEDY)]
+    _, found, _ = kept(
+        engine, models("qwen3"), [one, one], tmp_path / "r", enable_prefix_caching=True
+    )
+    first, second = found
+    assert first.covered == [(0, 139)] and second.covered == [(96, 139)]
+    assert own(first)[:3] == own(second)[:3] and first.sums[-1] == second.sums[-1]
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    _, drafted, _ = kept(
+        engine, models("qwen3"), [one], tmp_path / "d", enable_prefix_caching=False,
+        speculative_config=drafts, receipts={"sums": "layers"},
+    )  # fmt: skip
+    assert own(drafted[0]) == own(first)
+
+
+@pytest.mark.parametrize("value", [3, {"sums": "layers"}, {"path": "r", "colour": 1}])
+def test_receipts_that_are_not_understood(value: Any) -> None:
+    with pytest.raises(SettingError, match="neither a path nor a table"):
+        requested({"samebits": {"receipts": value}})
