@@ -147,6 +147,25 @@ def linear(
     dtype: int,
     out_dtype: int,
 ) -> int: ...
+def packed_size(n: int, k: int, dtype: int) -> list[int]: ...
+def pack_weight(
+    w: int, n: int, k: int, w_row: int, w_col: int, dtype: int, to: int, ranges: int
+) -> None: ...
+def linear_packed(
+    x: int,
+    x_row: int,
+    packed: int,
+    ranges: int,
+    bias: int,
+    out: int,
+    rows: int,
+    n: int,
+    k: int,
+    dtype: int,
+    out_dtype: int,
+) -> None: ...
+def has_dot() -> bool: ...
+def set_dot(use: bool) -> bool: ...
 def gemm(
     x: int,
     w: int,

@@ -33,6 +33,7 @@ void bind_pointwise(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_norm(nb::module_& m);
 void bind_gemm(nb::module_& m);
+void bind_packed(nb::module_& m);
 void bind_counted(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_evaluate(nb::module_& m);

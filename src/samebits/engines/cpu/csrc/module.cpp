@@ -23,6 +23,7 @@ NB_MODULE(_cpu, m) {
   bind_reduce(m);
   bind_norm(m);
   bind_gemm(m);
+  bind_packed(m);
   bind_counted(m);
   bind_order(m);
   bind_evaluate(m);
