@@ -21,6 +21,7 @@ from samebits.ops.conv import (
 from samebits.ops.embedding import embedding
 from samebits.ops.embedding_bag import embedding_bag
 from samebits.ops.linear import linear
+from samebits.ops.linear.packed import pack_weight
 from samebits.ops.linear.scaled import scaled_linear
 from samebits.ops.logprobs import token_logprobs
 from samebits.ops.matmul import addbmm, addmm, addmv, baddbmm, bmm, dot, matmul, mm, mv
@@ -181,6 +182,7 @@ __all__ = [
     "moe_combine",
     "mv",
     "nansum",
+    "pack_weight",
     "pow",
     "prod",
     "rms_norm",

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from samebits import ops
 from samebits.contract.tree import LEAF_EDGE
 from samebits.errors import ShapeError, UncoveredError
 from samebits.integrations.vllm import opaque
 from samebits.integrations.vllm.patches import Patches
-from samebits.ops import row_parallel_linear
 from samebits.plan import contract_of
 
 Tensor = torch.Tensor
@@ -59,13 +59,26 @@ def _native(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _weights_ready(self: Any, layer: Any) -> None:
-    """Leaves the weight as it was loaded (vLLM packs it on a CPU), and settles its tree.
+    """Settles a weight's tree, and on a CPU lays the weight out for many products.
 
     The weight is kept as a plain tensor beside vLLM's parameter, whose class makes every operation
-    on it pass through Python.
+    on it pass through Python. Where nothing else reads the parameter it gives up its memory, as it
+    does in vLLM, which packs weights on a CPU too.
     """
-    layer.samebits_weight = layer.weight.data
+    layer.samebits_weight = weight = layer.weight.data
     layer.samebits_tree = tree_of_whole(layer)
+    layer.samebits_packed = None
+    if weight.is_cpu and _only_multiplies(layer):
+        layer.samebits_packed = ops.pack_weight(weight)
+        layer.samebits_weight = layer.weight.data = weight.new_empty(0)
+
+
+def _only_multiplies(layer: Any) -> bool:
+    """Whether nothing but `_apply` reads a weight: no lookup of rows, no forward of ours."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    ours = type(layer).forward.__module__.startswith("samebits.")
+    return isinstance(layer, LinearBase) and not ours
 
 
 def tree_of_whole(layer: Any) -> str:
@@ -97,6 +110,11 @@ def global_features(layer: Any) -> int:
 
 
 def _apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    packed = layer.samebits_packed
+    if packed is None and layer.samebits_weight.is_cpu:  # an embedding that is multiplied with, too
+        packed = layer.samebits_packed = ops.pack_weight(layer.samebits_weight)
+    if packed is not None:
+        return opaque.linear_packed(x, packed, bias)
     return opaque.linear(x, layer.samebits_weight, bias, layer.samebits_tree)
 
 
@@ -121,7 +139,7 @@ def _row_parallel(self: Any, x: Tensor) -> Any:
             remedy="Run this model on one tensor-parallel rank",
         )  # fmt: skip
     bias = None if self.skip_bias_add else self.bias
-    y = row_parallel_linear(
+    y = ops.row_parallel_linear(
         x, self.samebits_weight, bias, parts=shared_parts(self.input_size), group=_group(self)
     )
     if not self.return_bias:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from samebits import ops
+from samebits.ops.linear.packed import PackedWeight
 
 _PREFIX = "samebits_"
 
@@ -28,6 +29,18 @@ def _linear_fake(
 ) -> torch.Tensor:
     shape = (*x.shape[:-1], weight.shape[0])
     return x.new_empty(shape, dtype=torch.float32 if wide else x.dtype)
+
+
+def _linear_packed(
+    x: torch.Tensor, words: torch.Tensor, ranges: torch.Tensor, n: int, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return ops.linear(x, PackedWeight(n, x.shape[-1], x.dtype, words, ranges), bias)
+
+
+def _linear_packed_fake(
+    x: torch.Tensor, words: torch.Tensor, ranges: torch.Tensor, n: int, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], n))
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -133,6 +146,7 @@ def _moe_fake(
 
 _OPS: dict[str, tuple[Any, Any]] = {
     "linear": (_linear, _linear_fake),
+    "linear_packed": (_linear_packed, _linear_packed_fake),
     "rms_norm": (_rms_norm, _rms_norm_fake),
     "add_rms_norm": (_add_rms_norm, _add_rms_norm_fake),
     "gated": (_gated, _gated_fake),
@@ -163,6 +177,18 @@ def linear(
         result: torch.Tensor = torch.ops.vllm.samebits_linear(x, weight, bias, tree, wide)
         return result
     return _linear(x, weight, bias, tree, wide)
+
+
+def linear_packed(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`ops.linear` with a packed weight."""
+    if torch.compiler.is_compiling():
+        result: torch.Tensor = torch.ops.vllm.samebits_linear_packed(
+            x, weight.words, weight.ranges, weight.n, bias
+        )
+        return result
+    return ops.linear(x, weight, bias)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -11,6 +11,7 @@ from samebits.contract import Lanes, Tree
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu import gemm as engine
 from samebits.errors import ContractError, DTypeError, ShapeError
+from samebits.ops.linear import packed
 from samebits.ops.linear.operands import (
     check_device,
     check_tensor,
@@ -26,7 +27,7 @@ _STRIDED = torch.strided
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | packed.PackedWeight,
     bias: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
@@ -43,7 +44,7 @@ def linear(
 
     Args:
         x: [..., K], float32, bfloat16 or float16, any strides.
-        weight: [N, K], dtype of x, any strides.
+        weight: [N, K], dtype of x, any strides; or what `samebits.ops.pack_weight` made of it.
         bias: [N], dtype of x, or None.
         out_dtype: dtype of the result; ``torch.float32`` returns accumulators plus bias before the
             last rounding. Default: dtype of x.
@@ -58,9 +59,12 @@ def linear(
         DTypeError: mixed or other dtypes or devices; tensors that are not dense.
         ContractError: no contract has this tree.
     """
-    x, weight = plain(x), plain(weight)
+    x = plain(x)
     if bias is not None:
         bias = plain(bias)
+    if isinstance(weight, packed.PackedWeight):
+        return packed.forward(x, weight, bias, out_dtype, tree)
+    weight = plain(weight)
     if needs_graph(x, weight, bias):
         check(x, weight, bias, out_dtype)
         result: torch.Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
