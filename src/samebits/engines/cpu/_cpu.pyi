@@ -252,3 +252,15 @@ def binned_sum(wide: bool, x: int, rows: int, row: int, n: int, out: int) -> Non
 def exact_columns(
     x: int, terms: int, stride: int, n: int, out: int, dtype: int, out_dtype: int
 ) -> int: ...
+def pointwise_gated_rows(
+    op: int, dtype: int, gate: int, gate_row: int, up: int, up_row: int, y: int, rows: int, n: int
+) -> None: ...
+def pointwise_rotary_at(
+    dtype: int, interleaved: bool, d: int, heads: int, tokens: int, x: int, x_row: int,
+    positions: int, limit: int, cos: int, cos_row: int, sin: int, sin_row: int, second: int,
+    step: int, y: int,
+) -> bool: ...  # fmt: skip
+def cache_store(
+    size: int, tokens: int, heads: int, d: int, x: int, x_row: int, x_head: int, slots: int,
+    cache: int, pages: int, page: int, to_page: int, to_slot: int, to_head: int,
+) -> bool: ...  # fmt: skip

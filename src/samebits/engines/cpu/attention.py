@@ -114,6 +114,24 @@ def dense(
     return out, logsum
 
 
+def store(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> bool:
+    """Copies rows of keys or values to slots of a paged cache; False if a slot is outside of it.
+
+    Args:
+        x: [tokens, heads, D].
+        cache: [pages, page, heads, D] of x's dtype, any strides but the last, which is 1.
+        slots: [tokens] int64: page number times page size plus place; a negative one is skipped.
+    """
+    x = _rows(x)
+    tokens, heads, d = x.shape
+    pages, page = cache.shape[:2]
+    to_page, to_slot, to_head, _ = cache.stride()
+    return _cpu.cache_store(
+        x.element_size(), tokens, heads, d, x.data_ptr(), x.stride(0), x.stride(1),
+        slots.data_ptr(), cache.data_ptr(), pages, page, to_page, to_slot, to_head,
+    )  # fmt: skip
+
+
 def _mask_rows(mask: torch.Tensor) -> tuple[torch.Tensor, float]:
     """A mask with contiguous rows, an additive one in fp32, and the value at which it masks."""
     lowest = 0.0
@@ -137,8 +155,12 @@ def packed(
     softcap: float | None,
     sinks: torch.Tensor | None,
     lse: bool,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention over packed queries [total, H, D]; K and V packed alike, or pages of a cache.
+
+    Args:
+        out: where the result goes: its shape and dtype, any strides but the last, which is 1.
 
     Returns:
         The result [total, Hq, Dv] and the logsumexp [Hq, total] in fp32 or None.
@@ -147,7 +169,8 @@ def packed(
     total, heads, d = q.shape
     paged = sequences.block_table is not None
     kv_heads, dv = k.size(-2), v.size(-1)
-    out = q.new_empty((total, heads, dv))
+    if out is None:
+        out = q.new_empty((total, heads, dv))
     logsum = q.new_empty((heads, total), dtype=torch.float32) if lse else None
 
     def strides(x: torch.Tensor) -> tuple[int, int, int]:

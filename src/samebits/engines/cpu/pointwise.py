@@ -84,6 +84,16 @@ def gated(name: str, gate: Tensor, up: Tensor) -> Tensor:
     Raises:
         DTypeError: as `binary`.
     """
+    if gate.dim() == 2 and gate.shape == up.shape and gate.stride(1) == up.stride(1) == 1:
+        if gate.dtype is not up.dtype or gate.dtype not in DTYPE_CODE or not gate.is_cpu:
+            raise _dtype_error(name, gate, up)
+        rows, n = gate.shape
+        y = gate.new_empty(rows, n)
+        _cpu.pointwise_gated_rows(
+            _UNARY[name], DTYPE_CODE[gate.dtype], gate.data_ptr(), gate.stride(0), up.data_ptr(),
+            up.stride(0), y.data_ptr(), rows, n,
+        )  # fmt: skip
+        return y
     gate, up, y = _aligned(name, gate, up)
     _run_gated(
         _UNARY[name],
@@ -156,6 +166,33 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(),
     )  # fmt: skip
     return y
+
+
+def rotary_at(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions: Tensor
+) -> Tensor | None:
+    """Rotary embedding with factors of each token's position; None if one has no factors.
+
+    Args:
+        x: [T, heads, D], D even; rows may lie apart.
+        cos, sin: [P, D] or [P, D/2], of x's dtype, columns side by side.
+        positions: [T] int64.
+
+    Returns:
+        [T, heads, D], contiguous.
+    """
+    tokens, heads, d = x.shape
+    if x.stride(2) != 1 or (heads > 1 and x.stride(1) != d):
+        x = x.contiguous()
+    y = x.new_empty(tokens, heads, d)
+    full = cos.shape[1] == d
+    found = _cpu.pointwise_rotary_at(
+        DTYPE_CODE[x.dtype], interleaved, d, heads, tokens, x.data_ptr(), x.stride(0),
+        positions.data_ptr(), cos.shape[0], cos.data_ptr(), cos.stride(0), sin.data_ptr(),
+        sin.stride(0), (1 if interleaved else d // 2) if full else 0,
+        2 if full and interleaved else 1, y.data_ptr(),
+    )  # fmt: skip
+    return y if found else None
 
 
 def _dtype_error(name: str, *operands: Tensor) -> DTypeError:

@@ -46,10 +46,18 @@ class SamebitsBackend(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> type[SamebitsImpl]:
+        if _on_cpu():
+            from samebits.integrations.vllm.attention_cpu import CpuImpl
+
+            return CpuImpl
         return SamebitsImpl
 
     @staticmethod
-    def get_builder_cls() -> type[SamebitsMetadataBuilder]:
+    def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:
+        if _on_cpu():
+            from samebits.integrations.vllm.attention_cpu import CpuMetadataBuilder
+
+            return CpuMetadataBuilder
         return SamebitsMetadataBuilder
 
     @staticmethod

@@ -25,7 +25,7 @@ COVERED = frozenset(
 _METHODS = frozenset(
     {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
 )
-_ATTENTION = "SamebitsImpl"
+_ATTENTION = ("SamebitsImpl", "CpuImpl")
 
 
 def reasons(model: Any) -> list[str]:
@@ -50,7 +50,7 @@ def _of_layer(layer: Any) -> list[str]:
         found.append(f"{type(method).__name__}: quantised weights")
     implementation = getattr(layer, "impl", None)
     backend = type(implementation).__name__
-    if hasattr(layer, "attn_backend") and implementation is not None and backend != _ATTENTION:
+    if hasattr(layer, "attn_backend") and implementation is not None and backend not in _ATTENTION:
         found.append(f"{kind} on {backend}: not the backend of samebits")
     router = type(getattr(layer, "router", None)).__name__
     if router.endswith("Router") and router not in moe.ROUTERS:

@@ -179,9 +179,7 @@ def linear(
     return _linear(x, weight, bias, tree, wide)
 
 
-def linear_packed(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None
-) -> torch.Tensor:
+def linear_packed(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """`ops.linear` with a packed weight."""
     if torch.compiler.is_compiling():
         result: torch.Tensor = torch.ops.vllm.samebits_linear_packed(

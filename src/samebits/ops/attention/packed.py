@@ -8,7 +8,7 @@ import torch
 
 from samebits.engines.cpu import attention as engine
 from samebits.errors import DTypeError, ShapeError, UncoveredError
-from samebits.ops.attention import checks
+from samebits.ops.attention import checks, paged
 from samebits.ops.attention.autograd import needs_grad
 from samebits.ops.attention.dispatch import operands
 
@@ -145,32 +145,13 @@ def attention_paged(
             k_scale, v_scale, return_lse, out, max_k=max_k, kv_lens=seq_lens, table=block_table,
             total_k=total_k,
         )  # fmt: skip
-    cu_q = checks.offsets(op, "cu_q", cu_q, q.size(0))
-    lens = checks.integers(op, "seq_lens", seq_lens, 1)
-    table = checks.integers(op, "block_table", block_table, 2)
-    count, page = cu_q.numel() - 1, k_cache.size(1)
-    if lens.numel() != count or table.size(0) != count:
-        raise ShapeError(
-            f"{op}: cu_q names {count} sequences, seq_lens {lens.numel()}, block_table "
-            f"{table.size(0)}"
-        )
-    if count:
-        if int(lens.min()) < 0 or int(lens.max()) > table.size(1) * page:
-            raise ShapeError(
-                f"{op}: seq_lens must lie in 0..{table.size(1) * page} (pages in block_table times "
-                "page size)"
-            )
-        used = torch.arange(table.size(1))[None, :] * page < lens[:, None]
-        if bool((used & ((table < 0) | (table >= k_cache.size(0)))).any()):
-            raise ShapeError(f"{op}: block_table names a page outside 0..{k_cache.size(0) - 1}")
-    q_lens = cu_q.diff()
-    starts = _starts(op, q_start, lens - q_lens)
-    longest = int(q_lens.max()) if count else 0
-    sequences = engine.Sequences(
-        count, longest, starts, cu_q=cu_q, block_table=table, kv_lens=lens, page=page
-    )
+    step = paged.step(
+        op, block_table, seq_lens, cu_q, rows=q.size(0), pages=k_cache.size(0),
+        page=k_cache.size(1), q_start=q_start,
+    )  # fmt: skip
     return _launch(
-        op, q, k_cache, v_cache, sequences, scale, causal, window, softcap, sinks, return_lse, out
+        op, q, k_cache, v_cache, step.sequences, scale, causal, window, softcap, sinks, return_lse,
+        out,
     )
 
 
@@ -294,10 +275,8 @@ def _launch(
     logits = None if sinks is None else checks.sink_logits(op, sinks, q.size(1))
     result, lse = engine.packed(
         q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
-        sinks=logits, lse=return_lse,
+        sinks=logits, lse=return_lse, out=_checked(op, out, q, v),
     )  # fmt: skip
-    if (place := _checked(op, out, q, v)) is not None:
-        result = place.copy_(result)
     return result if lse is None else (result, lse)
 
 

@@ -30,7 +30,9 @@ def pack_weight(weight: torch.Tensor) -> PackedWeight:
     if weight.dim() != 2:
         raise ShapeError(f"pack_weight: weight must be [N, K], not {tuple(weight.shape)}")
     if not weight.is_cpu:
-        raise DTypeError("pack_weight: only the CPU engine reads packed weights; give it the tensor")
+        raise DTypeError(
+            "pack_weight: only the CPU engine reads packed weights; give it the tensor"
+        )
     return engine.pack(weight.detach())
 
 

@@ -104,10 +104,13 @@ def _looked_up(
         from samebits.ops.rotary import cuda
 
         return cuda.rotary(x, cos, sin, positions, interleaved)
-    if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < len(cos):
+    cos, sin = (f if f.stride(1) == 1 else f.contiguous() for f in (cos, sin))
+    rows = x if x.dim() == 3 else x.reshape(-1, *x.shape[-2:])
+    at = positions.to(torch.int64).reshape(-1).contiguous()
+    y = engine.rotary_at(rows, cos, sin, interleaved, at)
+    if y is None:
         raise ShapeError(f"rotary: a position is outside [0, {len(cos)})")
-    cos, sin = (f[positions.long()][..., None, :] for f in (cos, sin))
-    return engine.rotary(x, cos, sin, interleaved)
+    return y if x.dim() == 3 else y.view(x.shape)
 
 
 def rotary_qk(

@@ -1,11 +1,38 @@
 #include "attention.hpp"
+
+#include <cstring>
+
 #include "bind.hpp"
 
 namespace samebits {
 SB_KERNEL_TABLE(AttentionKernels, attention_kernels)
 
+namespace {
+
+// Rows of keys or values [tokens, heads, d] to their slots of a cache [pages, page, heads, d]. Strides count elements;
+// d is dense. A negative slot is no slot. Returns whether all slots lie in the cache; else nothing is written.
+bool cache_store(int64_t size, int64_t tokens, int64_t heads, int64_t d, uintptr_t x, int64_t x_row, int64_t x_head,
+                 uintptr_t slots, uintptr_t cache, int64_t pages, int64_t page, int64_t to_page, int64_t to_slot,
+                 int64_t to_head) {
+  need_memory(tokens * heads * d, {x, slots, cache});
+  const auto* at = ptr<const int64_t>(slots);
+  for (int64_t t = 0; t < tokens; ++t)
+    if (at[t] >= pages * page) return false;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (at[t] < 0) continue;
+    const char* from = ptr<char>(x) + size * t * x_row;
+    char* to = ptr<char>(cache) + size * (at[t] / page * to_page + at[t] % page * to_slot);
+    for (int64_t h = 0; h < heads; ++h)
+      std::memcpy(to + size * h * to_head, from + size * h * x_head, static_cast<size_t>(size * d));
+  }
+  return true;
+}
+
+}  // namespace
+
 // The call is one flat list of integers, in the order of engines/cpu/attention.py.
 void bind_attention(nb::module_& m) {
+  m.def("cache_store", cache_store);
   m.def("attention", [](const std::vector<int64_t>& a, float scale, float cap, float masked_at) {
     size_t i = 0;
     auto next = [&] { return a.at(i++); };
