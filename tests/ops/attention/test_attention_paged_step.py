@@ -15,7 +15,7 @@ TABLE = torch.tensor([[3, 0, -1], [6, 1, 2], [5, -1, -1]])
 
 
 def caches(dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [pages, page, heads, D] of one tensor whose pages are [heads, 2, slots, D]."""
+    """Keys and values [pages, page, heads, D] of a tensor whose pages are [heads, 2, page, D]."""
     whole = torch.full((PAGES, HEADS, 2, PAGE, D), float("nan"), dtype=dtype)
     planes = whole.permute(2, 0, 3, 1, 4)
     return planes[0], planes[1]

@@ -1,4 +1,4 @@
-"""Launcher of the matrix products with a weight that was laid out once. See csrc/kernels/packed.hpp."""
+"""Launcher of the products with a weight that was laid out once; see csrc/kernels/packed.hpp."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class Packed:
 
 
 def pack(weight: torch.Tensor) -> Packed:
-    """`weight` [N, K] of fp32, bf16 or fp16, any strides, in CPU memory. It may be freed afterwards."""
+    """`weight` [N, K] of fp32, bf16 or fp16, any strides, in CPU memory; copied."""
     n, k = weight.shape
     code = DTYPE_CODE[weight.dtype]
     words, ranges = (torch.empty(size, dtype=torch.uint8) for size in _cpu.packed_size(n, k, code))
     _cpu.pack_weight(
-        weight.data_ptr(), n, k, *weight.stride(), code, words.data_ptr(), ranges.data_ptr()
-    )
+        weight.data_ptr(), n, k, weight.stride(0), weight.stride(1), code, words.data_ptr(),
+        ranges.data_ptr(),
+    )  # fmt: skip
     return Packed(n, k, weight.dtype, words, ranges)
 
 

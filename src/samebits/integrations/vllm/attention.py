@@ -31,7 +31,7 @@ def _on_cpu() -> bool:
 class SamebitsBackend(AttentionBackend):
     """The backend: ``CUSTOM`` on a GPU, in the place of ``CPU_ATTN`` on a CPU."""
 
-    #: On a CPU the layer stores its keys itself: where they go is worked out once a step.
+    #: On a CPU the layer stores its keys itself.
     forward_includes_kv_cache_update: ClassVar[bool] = _on_cpu()
     supported_dtypes: ClassVar[list[torch.dtype]] = [
         torch.float16,
@@ -154,13 +154,11 @@ class SamebitsMetadata:
         tokens: rows of the batch that are no padding.
         parts: one, or the requests that decode and then the others.
         causal: rows see nothing behind them.
-        at: pages and slots of the rows that are stored; on a CPU.
     """
 
     tokens: int
     parts: list[Part]
     causal: bool
-    at: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
@@ -168,7 +166,7 @@ class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
     #: Requests with more rows than this come last; the second model runner always sorts them so.
-    reorder_batch_threshold: int | None = None if _on_cpu() else 1
+    reorder_batch_threshold: int | None = 1
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -184,11 +182,7 @@ class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
                 "vLLM attention", "each request of the batch has a mask of its own",
                 remedy="Use a model whose attention is causal",
             )  # fmt: skip
-        tokens, at = common.num_actual_tokens, None
-        if _on_cpu():
-            slots, size = common.slot_mapping[:tokens], self.kv_cache_spec.block_size
-            at = (slots // size, slots % size)
-        return SamebitsMetadata(tokens, _parts(common), common.causal, at)
+        return SamebitsMetadata(common.num_actual_tokens, _parts(common), common.causal)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> SamebitsMetadata:
         """One part that serves every length that its table holds."""
@@ -199,12 +193,10 @@ class SamebitsMetadataBuilder(AttentionMetadataBuilder[SamebitsMetadata]):
 
 def _whole(common: Any) -> Part:
     """All requests of a batch, with nothing said about their lengths."""
-    offsets, lengths, pages = (
-        x.to(torch.int64) if _on_cpu() else x
-        for x in (common.query_start_loc, common.seq_lens, common.block_table_tensor)
-    )
-    rows = slice(0, common.num_actual_tokens)
-    return Part(rows, offsets, lengths, pages, common.max_query_len)
+    return Part(
+        slice(0, common.num_actual_tokens), common.query_start_loc, common.seq_lens,
+        common.block_table_tensor, common.max_query_len,
+    )  # fmt: skip
 
 
 def _parts(common: Any) -> list[Part]:
@@ -259,12 +251,12 @@ class SamebitsImpl(AttentionImpl):
         **others: Any,
     ) -> None:
         if alibi_slopes is not None:
-            _refuse("ALiBi slopes")
+            refuse("ALiBi slopes")
         if attn_type not in (AttentionType.DECODER, AttentionType.ENCODER_ONLY):
-            _refuse(f"attention of type {attn_type}")
+            refuse(f"attention of type {attn_type}")
         extra = sorted(name for name, value in others.items() if value not in (None, False))
         if extra:
-            _refuse(f"the options {', '.join(extra)}")
+            refuse(f"the options {', '.join(extra)}")
         self.num_heads = num_heads
         self.head_size = head_size
         self.num_kv_heads = num_kv_heads or num_heads
@@ -291,16 +283,11 @@ class SamebitsImpl(AttentionImpl):
     ) -> torch.Tensor:
         """query [tokens, Hq, D]; kv_cache [pages, Hkv, slots, 2 D]; writes and returns output."""
         if output_scale is not None or output_block_scale is not None:
-            _refuse("a quantised output")
+            refuse("a quantised output")
         if attn_metadata is None:  # memory is being measured
             return output.zero_()
-        step, n = attn_metadata, attn_metadata.tokens
-        encoder = self.attn_type == AttentionType.ENCODER_ONLY
-        if step.at is not None and not encoder and self.kv_sharing_target_layer_name is None:
-            keys, values = self._planes(kv_cache)
-            keys[step.at], values[step.at] = key[:n], value[:n]
-        for part in step.parts:
-            self._run(layer, part, step.causal, query, key, value, kv_cache, output)
+        for part in attn_metadata.parts:
+            self._run(layer, part, attn_metadata.causal, query, key, value, kv_cache, output)
         return output
 
     def _run(
@@ -358,15 +345,11 @@ class SamebitsImpl(AttentionImpl):
 
     def _planes(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each [pages, slots, Hkv, D]."""
-        pages, heads, slots, _ = kv_cache.shape
-        if _on_cpu():  # a page's own bytes: the keys of a head, then its values
-            planes = kv_cache.view(pages, heads, 2, slots, self.head_size).permute(2, 0, 3, 1, 4)
-            return planes[0], planes[1]
         keys, values = kv_cache.transpose(1, 2).chunk(2, -1)
         return keys, values
 
 
-def _refuse(what: str) -> None:
+def refuse(what: str) -> None:
     raise UncoveredError(
         "vLLM attention", f"{what} has no contract", remedy="Use a model without it"
     )

@@ -9,7 +9,7 @@ import torch
 from vllm.v1.attention.backend import AttentionMetadataBuilder, AttentionType
 
 from samebits.errors import UncoveredError
-from samebits.integrations.vllm.attention import SamebitsImpl
+from samebits.integrations.vllm.attention import SamebitsImpl, refuse
 from samebits.ops import attention_varlen
 from samebits.ops.attention import paged
 
@@ -85,7 +85,7 @@ class CpuImpl(SamebitsImpl):
     ) -> torch.Tensor:
         """query [tokens, Hq, D]; kv_cache [pages, Hkv, slots, 2 D]; writes and returns output."""
         if output_scale is not None or output_block_scale is not None:
-            raise UncoveredError("vLLM attention", "a quantised output has no contract")
+            refuse("a quantised output")
         if attn_metadata is None:  # memory is being measured
             return output.zero_()
         step, n = attn_metadata, attn_metadata.tokens
@@ -101,7 +101,7 @@ class CpuImpl(SamebitsImpl):
             out.copy_(result)
             return output
         if self._cache is not kv_cache:
-            self._cache, self._planes_of_cache = kv_cache, self._planes(kv_cache)
+            self._cache, self._planes_of_cache = kv_cache, _planes(kv_cache)
         keys, values = self._planes_of_cache
         if self.kv_sharing_target_layer_name is None:
             paged.store(key, keys, step.slots)
@@ -118,3 +118,13 @@ class CpuImpl(SamebitsImpl):
             window=self.sliding_window, softcap=self.soft_cap, sinks=self.sinks, out=out,
         )  # fmt: skip
         return output
+
+
+def _planes(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, each [pages, slots, Hkv, D], of a cache [pages, Hkv, slots, 2 D].
+
+    A head's part of a page holds its keys and then its values, each side by side.
+    """
+    pages, heads, slots, width = kv_cache.shape
+    planes = kv_cache.view(pages, heads, 2, slots, width // 2).permute(2, 0, 3, 1, 4)
+    return planes[0], planes[1]

@@ -150,7 +150,17 @@ def attention_paged(
         page=k_cache.size(1), q_start=q_start,
     )  # fmt: skip
     return _launch(
-        op, q, k_cache, v_cache, step.sequences, scale, causal, window, softcap, sinks, return_lse,
+        op,
+        q,
+        k_cache,
+        v_cache,
+        step.sequences,
+        scale,
+        causal,
+        window,
+        softcap,
+        sinks,
+        return_lse,
         out,
     )
 

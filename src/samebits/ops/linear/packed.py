@@ -16,8 +16,8 @@ _TREE = str(Lanes(16))
 def pack_weight(weight: torch.Tensor) -> PackedWeight:
     """`weight` in the order in which the CPU's kernels read it, for `samebits.ops.linear`.
 
-    Worth it for a weight that is used again and again: bf16 and fp32 products with several rows take
-    about half the time. The copy is as large as the weight, whose later changes it does not see.
+    Worth it for a weight that is used again and again: bf16 products with several rows take half
+    the time or less. The copy is as large as the weight, whose later changes it does not see.
 
     Args:
         weight: [N, K], float32, bfloat16 or float16 in CPU memory, any strides.
