@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -69,11 +69,17 @@ def check(
     ] = False,
     seed: Annotated[int, typer.Option(help="seed of generated inputs")] = 0,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a wide sweep on a GPU")] = "cpu",
+    server: Annotated[
+        str | None,
+        typer.Option(help="URL of an OpenAI-compatible server, which is asked instead of a target"),
+    ] = None,
 ) -> None:
-    """Test the promises on stock PyTorch and with samebits on.
+    """Test the promises on stock PyTorch and with samebits on; or those of a server, from outside.
 
     Exit status: 0 all promises hold with the switch on, 1 one is broken, 2 could not run.
     """
+    if server is not None:
+        _check_server(server, seed, json)
     from rich.console import Console
 
     from samebits.check import check as run
@@ -98,6 +104,26 @@ def check(
         print(report.to_json())
     else:
         terminal.show(report, console, files)
+    raise typer.Exit(report.exit_status)
+
+
+def _check_server(url: str, seed: int, json: bool) -> NoReturn:
+    from rich.console import Console
+
+    from samebits.check.server import ServerError, check_server
+    from samebits.report import server, terminal
+
+    console = Console(stderr=json)
+    try:
+        with terminal.progress(console, url) as tell:
+            report = check_server(url, seed=seed, progress=tell)
+    except ServerError as error:
+        console.print(f"samebits check: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    if json:
+        print(report.to_json())
+    else:
+        server.show(report, console)
     raise typer.Exit(report.exit_status)
 
 

@@ -87,7 +87,16 @@ def sampling() -> Iterator[list[guard.Event]]:
         yield heard
 
 
-WORK = {"linear": (product, "gemm", "linear"), "attention": (decode, "attention", "dense")}
+def packed_product() -> torch.Tensor:
+    torch.manual_seed(5)
+    return samebits.ops.linear(torch.randn(5, 300), samebits.ops.pack_weight(torch.randn(70, 300)))
+
+
+WORK = {
+    "linear": (product, "gemm", "linear"),
+    "packed linear": (packed_product, "packed", "linear"),
+    "attention": (decode, "attention", "dense"),
+}
 
 
 @pytest.mark.parametrize("harm", [flip, zero_tile], ids=["flipped bit", "zeroed tile"])
@@ -99,7 +108,7 @@ def test_samples_catch_a_harmed_output(op: str, harm: Callable[[torch.Tensor], N
     with broken(module, name, harm), sampling() as heard:
         y = work()
     assert [(e.kind, e.op, e.verdict, e.replaced) for e in heard] == [
-        ("bytes", op, "transient", True)
+        ("bytes", op.removeprefix("packed "), "transient", True)
     ]
     assert "elements, the first at" in heard[0].detail
     assert bits.equal(y, right)

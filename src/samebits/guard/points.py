@@ -171,6 +171,9 @@ _POINTS: dict[tuple[str, str], Callable[[Callable[..., Any]], Point]] = {
     (f"{_CPU}.gemm", "bmm"): _on_cpu(
         "bmm", lambda a: _id("bmm", a["a"], a.get("out_dtype")), _product_others, True
     ),
+    (f"{_CPU}.packed", "linear"): _on_cpu(
+        "linear", lambda a: _id("linear", a["x"], a.get("out_dtype"))
+    ),
     (f"{_CPU}.attention", "dense"): _on_cpu(
         "attention", lambda a: _id("attention", a["q"], None), follows=True
     ),
@@ -185,6 +188,7 @@ _POINTS: dict[tuple[str, str], Callable[[Callable[..., Any]], Point]] = {
     ),
     (f"{_CPU}.reduce", "reduce"): _on_cpu("reduce", _without_contract),
     (f"{_CPU}.pointwise", "rotary"): _on_cpu("rotary", _without_contract),
+    (f"{_CPU}.pointwise", "rotary_at"): _on_cpu("rotary", _without_contract),
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
 _linear = _cpu.linear_packed
@@ -70,3 +71,6 @@ def linear(
         out.data_ptr(), rows, n, k, code, out_code,
     )  # fmt: skip
     return out
+
+
+watch.offer(__name__, linear)

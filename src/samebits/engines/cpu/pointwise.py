@@ -11,7 +11,7 @@ import torch
 
 from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
-from samebits.errors import DTypeError
+from samebits.errors import DTypeError, ShapeError
 
 Tensor = torch.Tensor
 
@@ -168,10 +168,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return y
 
 
-def rotary_at(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions: Tensor
-) -> Tensor | None:
-    """Rotary embedding with factors of each token's position; None if one has no factors.
+def rotary_at(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions: Tensor) -> Tensor:
+    """Rotary embedding with factors of each token's position.
 
     Args:
         x: [T, heads, D], D even; rows may lie apart.
@@ -180,6 +178,9 @@ def rotary_at(
 
     Returns:
         [T, heads, D], contiguous.
+
+    Raises:
+        ShapeError: a position has no factors.
     """
     tokens, heads, d = x.shape
     if x.stride(2) != 1 or (heads > 1 and x.stride(1) != d):
@@ -192,7 +193,9 @@ def rotary_at(
         sin.stride(0), (1 if interleaved else d // 2) if full else 0,
         2 if full and interleaved else 1, y.data_ptr(),
     )  # fmt: skip
-    return y if found else None
+    if not found:
+        raise ShapeError(f"rotary: a position is outside [0, {len(cos)})")
+    return y
 
 
 def _dtype_error(name: str, *operands: Tensor) -> DTypeError:
@@ -203,4 +206,4 @@ def _dtype_error(name: str, *operands: Tensor) -> DTypeError:
     )
 
 
-watch.offer(__name__, rotary)
+watch.offer(__name__, rotary, rotary_at)
