@@ -217,6 +217,18 @@ def bench_ranks(
         raise typer.Exit(2) from None
 
 
+@bench_app.command("receipts")
+def bench_receipts(
+    records: Annotated[int, typer.Option(min=1000, help="receipts to write and verify")] = 100_000,
+) -> None:
+    """What receipts cost: writing, verifying, auditing."""
+    from samebits.bench.receipts import figures
+
+    for f in figures(records):
+        rates = f"{f.rate:>14,.0f} {f.cpu_rate:>14,.0f} {f.unit}/s"
+        typer.echo(f"{f.name:<9} {rates}  {f.note}")
+
+
 @app.command()
 def env() -> None:
     """Versions, processor, and what the switch covers here."""

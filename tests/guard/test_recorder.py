@@ -300,12 +300,29 @@ def test_the_recorder_in_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"on_error": "x"}, {"durability": "x"}, {"sums": "x"}, {"audit": 2}, {"backlog": 0}]
+    "wrong",
+    [
+        {"on_error": "x"},
+        {"durability": "x"},
+        {"sums": "x"},
+        {"audit": 2},
+        {"backlog": 0},
+        {"text": True},
+    ],
 )
 def test_settings_that_are_not_understood(tmp_path: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(SettingError, match=f"{next(iter(wrong))}="):
         samebits.receipts(tmp_path / "r.sqlite", **wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "r.sqlite").exists()
+
+
+def test_text_is_kept_only_if_asked_for(tmp_path: Path) -> None:
+    for text, wanted in ((None, None), (lambda ids: f"{len(ids)} words", "3 words")):
+        path = tmp_path / str(wanted)
+        with Recorder(path, text=text) as recorder:
+            samples.fill(recorder, 1)
+        (found,) = records(path)
+        assert isinstance(found, Receipt) and found.text == wanted
 
 
 def test_an_object_under_a_wrong_name(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import small_models as models
 import torch
+from test_hf_receipts import served
 from typer.testing import CliRunner
 
 import samebits
@@ -58,6 +59,17 @@ def test_all_recorded_elements_are_the_contracts(kind: str, tmp_path: Path, swit
         assert found.elements["linear"] >= 288
     some = audited(model, path, "1", elements=50)
     assert sum(some.elements.values()) == 50 and "6 %" in str(some)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_continuous_batching(kind: str, tmp_path: Path, switch: None) -> None:
+    model = sbt.enable(models.decoder(kind))
+    rows = models.prompts((5, 23, 14, 40))
+    found = served(model, rows, tmp_path / "r", tokens=24, audit=1.0)
+    assert verify(tmp_path / "r").whole and all(len(r.audit) == 1 for r in found)
+    for number in range(1, len(rows) + 1):
+        one = audited(model, tmp_path / "r", str(number), elements=EVERYTHING)
+        assert one.good and one.links == 2 and one.elements["attention"] == 24, str(one)
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path, switch: None) -> None:

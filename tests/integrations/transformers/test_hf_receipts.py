@@ -131,7 +131,13 @@ def test_an_answer_ends_with_its_end_token(tmp_path: Path, switch: None) -> None
 
 
 def served(
-    model: Any, rows: list[list[int]], path: Path, *, tokens: int = 64, **options: Any
+    model: Any,
+    rows: list[list[int]],
+    path: Path,
+    *,
+    tokens: int = 64,
+    audit: float = 0.0,
+    **options: Any,
 ) -> list[Receipt]:
     wanted = GenerationConfig(
         max_new_tokens=NEW, eos_token_id=-1, pad_token_id=models.PAD, **options
@@ -141,7 +147,7 @@ def served(
     config = ContinuousBatchingConfig(
         num_blocks=64, max_batch_tokens=tokens, seed=11, max_memory_percent=0.1, **page
     )
-    with samebits.receipts(path), warnings.catch_warnings():
+    with samebits.receipts(path, audit=audit), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model.generate_batch(
             rows, generation_config=wanted, continuous_batching_config=config, progress_bar=False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -72,6 +73,10 @@ class Attended(msgspec.Struct, frozen=True, kw_only=True, tag="attention", tag_f
     sink: float | None
 
 
+Span = tuple[int, int, int]
+"""First flat row, number of rows, and position of the first, of consecutive tokens."""
+Visible = tuple[int, torch.Tensor]
+"""The first key that belongs to a sequence, and which keys [S] a query sees."""
 Sample = Product | Attended
 _decoder: msgspec.msgpack.Decoder[list[Sample]] = msgspec.msgpack.Decoder(list[Sample])
 
@@ -95,23 +100,17 @@ class Target:
     """What is kept of one request.
 
     Attributes:
-        row: the request's row in the batch.
         samples: of the position that is kept, in order of execution.
     """
 
-    row: int
     draw: random.Random
     samples: list[Sample] = field(default_factory=list)
     met: int = 0
     flat: int | None = None
     position: int = -1
 
-    def offer(self, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Chooses among the request's tokens of a forward pass, and those before it, evenly.
-
-        Args:
-            spans: (first flat row, number of rows, position of the first) of the request's tokens.
-        """
+    def offer(self, spans: Sequence[Span]) -> None:
+        """Chooses among the request's tokens of a forward pass, and those before it, evenly."""
         count = sum(n for _, n, _ in spans)
         self.met += count
         self.flat = None
@@ -128,12 +127,14 @@ class Sampler:
 
     Args:
         model: its `torch.nn.Linear` modules are listened to.
-        rows: which rows of the batch are kept.
         draw: decides on positions and heads.
+
+    Attributes:
+        targets: the requests that are kept, by key.
     """
 
-    def __init__(self, model: torch.nn.Module, rows: Sequence[int], draw: random.Random) -> None:
-        self.targets = [Target(row, draw) for row in rows]
+    def __init__(self, model: torch.nn.Module, draw: random.Random) -> None:
+        self.targets: dict[int | str, Target] = {}
         self._draw = draw
         self._names = {module: name for name, module in model.named_modules()}
         self._total = 0
@@ -149,11 +150,20 @@ class Sampler:
             stack.callback(_listening.remove, self)
             yield
 
-    def begin(self, total: int, spans: Callable[[int], list[tuple[int, int, int]]]) -> None:
-        """A forward pass of `total` rows begins; `spans(row)` are those of a request's tokens."""
+    def add(self, key: int | str) -> None:
+        """Keeps samples of a request from now on."""
+        self.targets[key] = Target(self._draw)
+
+    def pop(self, key: int | str) -> bytes | None:
+        """The object with a request's samples, which are kept no longer; None: there are none."""
+        target = self.targets.pop(key, None)
+        return pack(target.samples) if target is not None and target.samples else None
+
+    def begin(self, total: int, spans: Callable[[Any], list[Span]]) -> None:
+        """A forward pass of `total` rows begins; `spans(key)` are those of a request's tokens."""
         self._total = total
-        for target in self.targets:
-            target.offer(spans(target.row))
+        for key, target in self.targets.items():
+            target.offer(spans(key))
 
     def end(self) -> None:
         """The forward pass is over."""
@@ -164,7 +174,7 @@ class Sampler:
             x = args[0]
             if not self._total or math.prod(x.shape[:-1]) != self._total:
                 return
-            for target in self.targets:
+            for target in self.targets.values():
                 if target.flat is not None:
                     target.samples.append(
                         Product(
@@ -181,10 +191,10 @@ class Sampler:
         self,
         module: torch.nn.Module,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-        visible: Callable[[int, int], tuple[int, torch.Tensor] | None],
+        visible: Callable[[int, int], Visible | None],
         options: dict[str, Any],
     ) -> None:
-        """What an attention function computed.
+        """What an attention function computed for a batch of rows.
 
         Args:
             module: the layer's module.
@@ -196,30 +206,72 @@ class Sampler:
         q, k, v, y = tensors
         if q.shape[0] * q.shape[2] != self._total or module not in self._names:
             return
-        for target in self.targets:
-            if target.flat is None:
+        for target in self.targets.values():
+            if target.flat is not None:
+                b, t = divmod(target.flat, q.shape[2])
+                found = visible(b, t)
+                if found is not None:
+                    parts = q[b, :, t], k[b], v[b], y[b, :, t]
+                    target.samples.append(self._attended(module, target, parts, found, options))
+
+    def packed_attention(
+        self,
+        module: torch.nn.Module,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        offsets: tuple[torch.Tensor, torch.Tensor],
+        window: int | None,
+        options: dict[str, Any],
+    ) -> None:
+        """What an attention function computed for sequences one after another, causally.
+
+        Args:
+            module: the layer's module.
+            tensors: q [total, H, D], k [keys, G, D], v [keys, G, Dv], result [total, H, Dv].
+            offsets: where sequences begin among q's and k's rows, [sequences + 1] each.
+            window: distances from here on are not seen; None: all are.
+            options: as `attention`.
+        """
+        q, k, v, y = tensors
+        if module not in self._names:
+            return
+        at_q, at_k = (x.tolist() for x in offsets)
+        for target in self.targets.values():
+            if target.flat is None or target.flat >= len(q):
                 continue
-            b, t = divmod(target.flat, q.shape[2])
-            found = visible(b, t)
-            if found is None:
-                continue
-            start, seen = found[0], found[1].cpu()
-            stop = int(seen.nonzero()[-1]) + 1 if bool(seen.any()) else start
-            seen = seen[start:stop]
-            head = self._draw.randrange(q.shape[1])
-            group = head // (q.shape[1] // k.shape[1])
-            sinks = options.get("sinks")
-            target.samples.append(
-                Attended(
-                    place=self._names[module], position=target.position, head=head,
-                    dtype=dtype_name(q.dtype), d=q.shape[3], dv=v.shape[3], keys=stop - start,
-                    q=words(q[b, head, t]), k=words(k[b, group, start:stop]),
-                    v=words(v[b, group, start:stop]), y=words(y[b, head, t]),
-                    seen=None if bool(seen.all()) else seen.to(torch.uint8).numpy().tobytes(),
-                    scale=options.get("scale"), softcap=options.get("softcap"),
-                    sink=None if sinks is None else float(sinks[head]),
-                )
-            )  # fmt: skip
+            row = target.flat
+            i = bisect_right(at_q, row) - 1
+            keys = slice(at_k[i], at_k[i + 1])
+            last = (at_k[i + 1] - at_k[i]) - (at_q[i + 1] - row)
+            distance = last - torch.arange(keys.stop - keys.start)
+            seen = (distance >= 0) & (distance < (window or keys.stop + 1))
+            parts = q[row], k[keys].transpose(0, 1), v[keys].transpose(0, 1), y[row]
+            target.samples.append(self._attended(module, target, parts, (0, seen), options))
+
+    def _attended(
+        self,
+        module: torch.nn.Module,
+        target: Target,
+        parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        visible: Visible,
+        options: dict[str, Any],
+    ) -> Attended:
+        """One head of a query: q [H, D], k [G, S, D], v [G, S, Dv], result [H, Dv]."""
+        q, k, v, y = parts
+        start, seen = visible[0], visible[1].cpu()
+        stop = int(seen.nonzero()[-1]) + 1 if bool(seen.any()) else start
+        seen = seen[start:stop]
+        head = self._draw.randrange(len(q))
+        group = head // (len(q) // len(k))
+        sinks = options.get("sinks")
+        return Attended(
+            place=self._names[module], position=target.position, head=head,
+            dtype=dtype_name(q.dtype), d=q.shape[1], dv=v.shape[2], keys=stop - start,
+            q=words(q[head]), k=words(k[group, start:stop]), v=words(v[group, start:stop]),
+            y=words(y[head]),
+            seen=None if bool(seen.all()) else seen.to(torch.uint8).numpy().tobytes(),
+            scale=options.get("scale"), softcap=options.get("softcap"),
+            sink=None if sinks is None else float(sinks[head]),
+        )  # fmt: skip
 
 
 _listening: list[Sampler] = []

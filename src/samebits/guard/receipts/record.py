@@ -96,7 +96,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
         covered: half-open ranges of positions (prompt and answer) that `sums` counts. Missing are
             those whose keys and values came from a prefix cache.
         finish: why it ended, in the engine's words.
-        text: the prompt as text; only if the recorder was told to keep it.
+        text: the prompt as text; only if the recorder was given a function that makes it.
         audit: objects with operands and results for `samebits audit`.
     """
 

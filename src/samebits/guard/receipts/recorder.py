@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from samebits.errors import ReceiptError, SettingError
 from samebits.guard.events import Event, subscribe
 from samebits.guard.receipts.keys import Key
 from samebits.guard.receipts.ledger import SYNCHRONOUS, Ledger
-from samebits.guard.receipts.record import Gap, Head, Incident, Record, address, encode
+from samebits.guard.receipts.record import Gap, Head, Incident, Receipt, Record, address, encode
 
 log = logging.getLogger("samebits.guard")
 
@@ -31,6 +32,10 @@ MOST_SHARED = 1024
 #: Seconds between attempts to write after a failure: doubled from the first to the last.
 RETRY = 0.05, 5.0
 SUMS = ("layers", "operations", "none")
+
+
+#: From token ids to text.
+Text = Callable[[list[int]], str]
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Recorder:
         key: Key | None = None,
         sums: str = "layers",
         audit: float = 0.0,
-        text: bool = False,
+        text: Text | None = None,
         timeout: float = 30.0,
         interval: float = 0.01,
         backlog: int = 100_000,
@@ -89,6 +94,8 @@ class Recorder:
                 raise SettingError(f"{name}={value!r}: use one of {', '.join(allowed)}")
         if not 0 <= audit <= 1:
             raise SettingError(f"audit={audit!r}: the share of requests is a number from 0 to 1")
+        if text is not None and not callable(text):
+            raise SettingError(f"text={text!r}: give a function of token ids, as tokenizer.decode")
         if backlog < 1:
             raise SettingError(f"backlog={backlog!r}: at least one receipt must be able to wait")
         self.path, self.on_error, self.timeout = Path(path), on_error, timeout
@@ -136,6 +143,8 @@ class Recorder:
         for name, body in new:
             if address(body) != name:
                 raise ReceiptError(f"object {name}: its bytes have another hash")
+        if self.text is not None and isinstance(record, Receipt) and record.text is None:
+            record = msgspec.structs.replace(record, text=self.text(record.input))
         item = _Item(encode(record), new)
         with self._cond:
             self._check()
@@ -351,7 +360,7 @@ def receipts(
     key: str | Path | None = None,
     sums: str = "layers",
     audit: float = 0.0,
-    text: bool = False,
+    text: Text | None = None,
     timeout: float = 30.0,
     interval: float = 0.01,
     backlog: int = 100_000,
@@ -376,7 +385,8 @@ def receipts(
             "operations" (each module's operands and results, so that a replay can name one), or
             "none".
         audit: share of requests for which operands are kept, for `samebits audit`.
-        text: keep prompts as text, where the engine has them.
+        text: a function from token ids to text, such as ``tokenizer.decode``, to keep prompts as
+            text, too; None: they are kept as ids only.
         timeout: seconds to wait for other writers of the file.
         interval: seconds that a receipt may wait for others to be written with.
         backlog: receipts that may wait.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from samebits import bits
-from samebits.guard.receipts.operands import Sampler, pack
+from samebits.guard.receipts.operands import Sampler
 from samebits.guard.receipts.record import Receipt, address
 
 Words = npt.NDArray[np.int64]
@@ -92,12 +92,11 @@ class Running:
     logprobs: dict[int, int] = field(default_factory=dict)
     audit: dict[str, bytes] = field(default_factory=dict)
 
-    def keep(self, sampler: Sampler, row: int) -> None:
-        """Takes what was kept for an audit of a row."""
-        for target in sampler.targets:
-            if target.row == row and target.samples:
-                body = pack(target.samples)
-                self.audit[address(body)] = body
+    def keep(self, sampler: Sampler | None, key: int | str) -> None:
+        """Takes what was kept of the request for an audit."""
+        body = sampler.pop(key) if sampler is not None else None
+        if body is not None:
+            self.audit[address(body)] = body
 
     def receipt(self, *, input: list[int], output: list[int], **fields: Any) -> Receipt:
         """The receipt of the finished request; `fields` are its other fields."""

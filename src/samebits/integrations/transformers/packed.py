@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from samebits.errors import UncoveredError
+from samebits.guard.receipts.operands import samplers
 from samebits.ops import attention_varlen
 
 
@@ -69,6 +70,9 @@ def attend(
         q, k, v, cu_q, cu_k, causal=True, window=window, max_q=max_q, max_k=max_k, **options
     )
     assert isinstance(out, torch.Tensor)
+    for sampler in samplers():
+        if window is None or leaf is None:  # else leaves begin before the keys that are left
+            sampler.packed_attention(module, (q, k, v, out), (cu_q, cu_k), window, options)
     if out.shape[0] < total:
         out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, total - out.shape[0]))
     return out[None]

@@ -37,7 +37,7 @@ OPTIONS = (
     "max_new_tokens", "max_length", "min_new_tokens", "num_return_sequences",
 )  # fmt: skip
 #: Which requests are audited, and where: nobody can foresee it.
-_draw = random.SystemRandom()
+draw = random.SystemRandom()
 _config: ContextVar[Any] = ContextVar("config", default=None)
 _listeners: WeakKeyDictionary[Any, dict[str, Listener]] = WeakKeyDictionary()
 
@@ -87,8 +87,10 @@ class Watch:
         places = len(self.listener.places) if self.listener else 1
         self.rows = [Rows(places) for _ in range(len(mask))]
         self.logprobs: list[dict[int, int]] = [{} for _ in range(len(mask))]
-        kept = [row for row in range(len(mask)) if _draw.random() < audit]
-        self.sampler = Sampler(model, kept, _draw) if kept else None
+        self.sampler = Sampler(model, draw) if audit else None
+        for row in range(len(mask) if self.sampler else 0):
+            if self.sampler is not None and draw.random() < audit:
+                self.sampler.add(row)
         self._held: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._start = 0
 
@@ -238,8 +240,7 @@ def write(
             len(given) + column - prompt: value for column, value in watch.logprobs[row].items()
         }
         running = Running(watch.rows[row] if watch.listener else None, {} if beams else known)
-        if watch.sampler is not None:
-            running.keep(watch.sampler, row)
+        running.keep(watch.sampler, row)
         receipt = running.receipt(
             request=f"{name}/{row}", identity=identity, input=given, output=output,
             sampling=options, seed=seeds[row], finish=finish,

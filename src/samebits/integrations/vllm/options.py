@@ -80,9 +80,9 @@ def requested(additional_config: Any) -> Options | None:
 def _check_receipts(wanted: Any) -> None:
     if wanted is None or isinstance(wanted, str):
         return
-    names = inspect.signature(receipts).parameters
+    names = set(inspect.signature(receipts).parameters) - {"text"}  # a function, no JSON
     if not isinstance(wanted, dict) or "path" not in wanted or set(wanted) - set(names):
         raise SettingError(
             f"{KEY}: receipts={wanted!r} is neither a path nor a table with path and, as they "
-            f"like, {', '.join(name for name in names if name != 'path')}"
+            f"like, {', '.join(sorted(names - {'path'}))}"
         )
