@@ -39,9 +39,10 @@ DEVICE void store_line(u64 at, uint4 x) {
                : "memory");
 }
 
-// A flag that tells another GPU of everything that this thread saw before.
+// A flag that tells another GPU of everything that this thread saw before, its block's stores in
+// front of a barrier too.
 DEVICE void store_flag(u64 at, u32 value) {
-  asm volatile("fence.acq_rel.sys;\nst.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value)
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value)
                : "memory");
 }
 

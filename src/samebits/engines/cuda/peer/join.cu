@@ -184,20 +184,24 @@ DEVICE void store_results(u64 at, const Results& y) {
   for (int i = 0; i < (int)(sizeof(Results) / 16); ++i) store_line(at + i * 16, y.line[i]);
 }
 
-// Moves a thread's lines of a step, WORDS times 16 bytes each: all loads, then all stores.
-template <int WORDS, class From, class To, class Inside>
-DEVICE void move(From from, To to, Inside inside) {
+// Moves numbers of a step as they are: all loads of a thread, then all its stores. Neighbouring
+// threads move neighbouring 16 bytes, since NVLink carries half a sector at the price of a whole one.
+// from, to: addresses of number k of the share; first: the number at which a line of the block begins.
+template <class T, class First, class From, class To, class Inside>
+DEVICE void move(First first, From from, To to, Inside inside) {
+  constexpr int NUMBERS = 16 / sizeof(T), WORDS = LINE / NUMBERS;
   uint4 word[UNROLL][WORDS];
+  auto place = [&](int line, int i) { return first(line) + (i * THREADS + threadIdx.x) * NUMBERS; };
 #pragma unroll
   for (int line = 0; line < UNROLL; ++line)
-    if (inside(line))
 #pragma unroll
-      for (int i = 0; i < WORDS; ++i) word[line][i] = load_shared_line(from(line) + i * 16);
+    for (int i = 0; i < WORDS; ++i)
+      if (inside(place(line, i))) word[line][i] = load_shared_line(from(place(line, i)));
 #pragma unroll
   for (int line = 0; line < UNROLL; ++line)
-    if (inside(line))
 #pragma unroll
-      for (int i = 0; i < WORDS; ++i) store_line(to(line) + i * 16, word[line][i]);
+    for (int i = 0; i < WORDS; ++i)
+      if (inside(place(line, i))) store_line(to(place(line, i)), word[line][i]);
 }
 
 // Tells all other ranks that this block has done a step: everything it stored before can be read.
@@ -231,20 +235,21 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   const u64 second = (u64)RANKS * blocks * 4;  // flags of results lie behind those of sums
   bool good = load_now(&counters->failed) == 0;
 
-  // Element of a share that this thread begins with, in a step.
-  auto at = [&](u32 step, int line) {
-    return (((step * UNROLL + line) * gridDim.x + blockIdx.x) * THREADS + threadIdx.x) * LINE;
+  // Number of a share at which a line of this block, and this thread in it, begins.
+  auto row = [&](u32 step, int line) {
+    return ((step * UNROLL + line) * gridDim.x + blockIdx.x) * THREADS * LINE;
   };
+  auto at = [&](u32 step, int line) { return row(step, line) + threadIdx.x * LINE; };
   auto inside = [&](u32 rank, u32 k) { return k < share && rank * share + k < count; };
 
   for (u32 step = 0; step < steps && good; ++step) {
 #pragma unroll
     for (u32 other = 1; other < RANKS; ++other) {
       const u32 rank = (index + other) % RANKS;
-      move<2>(
-          [&](int line) { return (u64)(partial + (u64)rank * share + at(step, line)); },
-          [&](int line) { return bases[rank] + sums + ((u64)index * share + at(step, line)) * 4; },
-          [&](int line) { return inside(rank, at(step, line)); });
+      move<float>([&](int line) { return row(step, line); },
+                  [&](u32 k) { return (u64)(partial + (u64)rank * share + k); },
+                  [&](u32 k) { return bases[rank] + sums + ((u64)index * share + k) * 4; },
+                  [&](u32 k) { return inside(rank, k); });
     }
     tell(way, index, own_flag, base + step + 1);
   }
@@ -288,11 +293,11 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
 #pragma unroll
     for (u32 other = 1; other < RANKS; ++other) {
       const u32 rank = (index + other) % RANKS;
-      auto place = [&](int line) { return ((u64)rank * share + at(step, line)) * sizeof(Out); };
-      move<sizeof(Results) / 16>(
-          [&](int line) { return bases[index] + results + place(line); },
-          [&](int line) { return (u64)out + place(line); },
-          [&](int line) { return inside(rank, at(step, line)); });
+      auto place = [&](u32 k) { return ((u64)rank * share + k) * sizeof(Out); };
+      move<Out>([&](int line) { return row(step, line); },
+                [&](u32 k) { return bases[index] + results + place(k); },
+                [&](u32 k) { return (u64)out + place(k); },
+                [&](u32 k) { return inside(rank, k); });
     }
   }
 

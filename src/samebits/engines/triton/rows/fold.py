@@ -16,9 +16,11 @@ from samebits.engines.triton.rows.tree import begin, overlaps
 def subtree(parts, k, inside, stride, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """``(p0 + p1) + (p2 + p3) ...`` of parts FIRST .. FIRST + COUNT - 1 at elements k."""
     if COUNT == 1:
-        return tl.load(parts + FIRST * stride + k, inside, other=0.0)
-    left = subtree(parts, k, inside, stride, FIRST, COUNT // 2)
-    return left + subtree(parts, k, inside, stride, FIRST + COUNT // 2, COUNT // 2)
+        total = tl.load(parts + FIRST * stride + k, inside, other=0.0)
+    else:
+        left = subtree(parts, k, inside, stride, FIRST, COUNT // 2)
+        total = left + subtree(parts, k, inside, stride, FIRST + COUNT // 2, COUNT // 2)
+    return total
 
 
 @triton.jit
