@@ -15,34 +15,15 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma, hopper_mma
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, require_gradual_underflow
+from samebits.contract.intervals import attention as intervals
 from samebits.contract.intervals.interval import Interval, Order
 from samebits.contract.numerics import F32
-from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, values
+from samebits.contract.operands import OUTPUTS, Call, Operand, dtype_name, store, values
 from samebits.contract.tree import CHAIN, Segment, Tree
 from samebits.errors import ContractError, ShapeError
 
 LOG2E = np.array(math.log2(math.e), np.float32)
 Seen = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Call:
-    """The operands of `AttentionContract.evaluate` in fp32, which fit together.
-
-    q [..., T, D], k [..., S, D], v [..., S, Dv]; seen [..., T, S]; bias [..., T, S] or None; scale
-    is a number, never None.
-    """
-
-    q: F32
-    k: F32
-    v: F32
-    seen: Seen
-    bias: F32 | None
-    scale: float
-    softcap: float | None
-    sink: float | None
-    k_scale: float | None
-    v_scale: float | None
 
 
 @dataclass(frozen=True)
@@ -213,10 +194,8 @@ class AttentionContract(Contract):
         Raises:
             ShapeError, DTypeError, ContractError: as `evaluate`; or an unknown order.
         """
-        from samebits.contract.intervals.attention import interval
-
         require_gradual_underflow()
-        return interval(self, q, k, v, order=order, **options)
+        return intervals.interval(self, q, k, v, order=order, **options)
 
     def _evaluate(
         self,

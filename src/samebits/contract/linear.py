@@ -13,14 +13,12 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma
 from samebits.contract.base import Contract
 from samebits.contract.dot import dot, require_gradual_underflow
+from samebits.contract.intervals import linear as intervals
 from samebits.contract.intervals.interval import Interval, Order
 from samebits.contract.numerics import F32, Array
-from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, values
+from samebits.contract.operands import OUTPUTS, SCALE_BLOCK, Operand, dtype_name, store, values
 from samebits.contract.tree import Segment, Tree
 from samebits.errors import ContractError, DTypeError, ShapeError
-
-#: Rows of a weight, and elements along K, that share one scale of a block-scaled fp8 weight.
-SCALE_BLOCK = 128
 
 
 def _relu(y: F32) -> F32:
@@ -158,10 +156,8 @@ class LinearContract(Contract):
             ShapeError, DTypeError, ContractError: as `evaluate`; or an unknown order, or "split"
                 of a contract whose leaves are no chains.
         """
-        from samebits.contract.intervals.linear import interval
-
         require_gradual_underflow()
-        return interval(
+        return intervals.interval(
             self, x, weight, bias, dtype_name(out_dtype), alpha=alpha, beta=beta, x_scale=x_scale,
             w_scale=w_scale, order=order, replay=replay, engine=engine,
         )  # fmt: skip

@@ -7,9 +7,11 @@ imported only when a tensor was given, and only to look at its words as integers
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import FORMATS
@@ -24,6 +26,9 @@ Operand: TypeAlias = "Array | torch.Tensor"
 
 #: Storage types that results are rounded to.
 OUTPUTS = ("fp32", "bf16", "fp16")
+
+#: Rows of a weight, and elements along K, that share one scale of a block-scaled fp8 weight.
+SCALE_BLOCK = 128
 
 _ALIASES = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
@@ -169,3 +174,23 @@ def store(x: F32, dtype: str, nan: int, like: Operand) -> Operand:
         signed = words.view(np.int32 if dtype == "fp32" else np.int16)
         return torch.from_numpy(signed).view(kind)
     return words if dtype == "bf16" else words.view(np.float32 if dtype == "fp32" else np.float16)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The operands of an attention in fp32, which fit together.
+
+    q [..., T, D], k [..., S, D], v [..., S, Dv]; seen [..., T, S]; bias [..., T, S] or None; scale
+    is a number, never None.
+    """
+
+    q: F32
+    k: F32
+    v: F32
+    seen: npt.NDArray[np.bool_]
+    bias: F32 | None
+    scale: float
+    softcap: float | None
+    sink: float | None
+    k_scale: float | None
+    v_scale: float | None

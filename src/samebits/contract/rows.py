@@ -12,6 +12,7 @@ from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import IEEE_FMA, Arithmetic, IeeeFma
 from samebits.contract.base import Contract
 from samebits.contract.dot import require_gradual_underflow
+from samebits.contract.intervals import rows as intervals
 from samebits.contract.intervals.interval import Interval, Order
 from samebits.contract.numerics import F32
 from samebits.contract.operands import OUTPUTS, Operand, dtype_name, store, values
@@ -146,10 +147,8 @@ class RowContract(Contract):
         Raises:
             ShapeError, DTypeError, ContractError: as `evaluate`; or an unknown order.
         """
-        from samebits.contract.intervals.rows import interval
-
         require_gradual_underflow()
-        return interval(
+        return intervals.interval(
             self, x, weight, bias, dtype_name(out_dtype), eps=eps, correction=correction,
             order=order,
         )  # fmt: skip

@@ -35,8 +35,8 @@ from samebits.contract import (
     hopper_mma,
     parse_tree,
 )
-from samebits.contract.linear import ACTIVATIONS, SCALE_BLOCK
-from samebits.contract.operands import OUTPUTS, dtype_name
+from samebits.contract.linear import ACTIVATIONS
+from samebits.contract.operands import OUTPUTS, SCALE_BLOCK, dtype_name
 from samebits.contract.rows import HOPPER_ROW_TREE, LEAF_FORMULAS
 from samebits.errors import ContractError
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from samebits.contract import tree as contract_tree
 from samebits.contract.tree import CHAIN, Balanced, LaneFold, Lanes, Segment, Split, Tree, cut
 from samebits.reveal.structure import Binary, Chain, Group, Leaf, Run, Series, Structure, runs_of
-
-if TYPE_CHECKING:
-    from samebits.reveal.tree import RevealedTree
 
 #: Runs of an irregular chain that are put into words; of more, the number is said.
 _SAID = 3
@@ -19,6 +19,24 @@ _SAID = 3
 _MOST_PARTS = 16
 #: Names that are looked for: a tree of few leaves has many.
 _MOST_NAMES = 3
+
+
+class Named(Protocol):
+    """What is asked of a `RevealedTree`."""
+
+    @property
+    def leaves(self) -> int: ...
+    @property
+    def children(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def structure(self) -> Structure: ...
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def block(self) -> int: ...
+
+    def meeting_size(self, i: npt.ArrayLike, j: npt.ArrayLike) -> npt.NDArray[np.int64]: ...
+    def expands(self, tree: Tree, arithmetic: int) -> bool: ...
 
 
 def block_width(part: Structure) -> int:
@@ -29,15 +47,14 @@ def block_width(part: Structure) -> int:
     return max((run.width for run in runs_of(part) if isinstance(run.part, Leaf)), default=1)
 
 
-def contracts_of(tree: RevealedTree) -> tuple[Tree, ...]:
+def contracts_of(tree: Named) -> tuple[Tree, ...]:
     """The contracts' trees that expand to `tree` with its block width, the plainest first."""
     width = block_width(tree.structure)
     root = sorted(int(tree.sizes[c]) for c in tree.children[-1]) if tree.children else []
     found = (
         candidate
         for candidate in dict.fromkeys(_candidates(tree))
-        if _may_be(candidate, tree.leaves, root)
-        and type(tree).from_contract(candidate, tree.leaves, width) == tree
+        if _may_be(candidate, tree.leaves, root) and tree.expands(candidate, width)
     )
     return tuple(islice(found, _MOST_NAMES))
 
@@ -55,7 +72,7 @@ def _may_be(candidate: Tree, leaves: int, root: list[int]) -> bool:
     return sorted((edge, leaves - edge)) == root
 
 
-def _candidates(tree: RevealedTree) -> Iterator[Tree]:
+def _candidates(tree: Named) -> Iterator[Tree]:
     """Trees that the outermost levels of the structure suggest."""
     yield CHAIN
     lengths: list[int] = []
@@ -86,7 +103,7 @@ def _candidates(tree: RevealedTree) -> Iterator[Tree]:
             yield Segment(length, kind, "pairwise")
 
 
-def _starts_with(tree: RevealedTree, kind: contract_tree.Leaf, length: int) -> bool:
+def _starts_with(tree: Named, kind: contract_tree.Leaf, length: int) -> bool:
     """Whether a few of the first `length` elements meet as in a leaf of this kind and length."""
     if length > 1 and tree.meeting_size(0, length - 1) > length:
         return False
@@ -128,7 +145,7 @@ def _size(part: Structure) -> int:
     return sum(_size(run.part) * run.count for run in part.runs)
 
 
-def describe(tree: RevealedTree) -> str:
+def describe(tree: Named) -> str:
     """The tree in words, with the contract's tree that it equals, if there is one.
 
     Example:

@@ -149,6 +149,10 @@ class RevealedTree:
         contract_tree.reduce(tree, 0, leaves, run, add)
         return cls.of(leaves, children)
 
+    def expands(self, tree: contract_tree.Tree, arithmetic: Arithmetic | int = 1) -> bool:
+        """Whether a contract's tree, over as many leaves, is this one."""
+        return RevealedTree.from_contract(tree, self.leaves, arithmetic) == self
+
     # ---- written down --------------------------------------------------------------------------
 
     @cached_property

@@ -7,13 +7,13 @@ the weights are kept by themselves, and meet the values only at the end.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from samebits.contract.arithmetic import FORMATS
-from samebits.contract.attention import AttentionContract, Call
+from samebits.contract.arithmetic import FORMATS, Arithmetic
 from samebits.contract.intervals import dot as bounds
 from samebits.contract.intervals.ball import EXACT, ROUNDED, Ball, Steps, ball
 from samebits.contract.intervals.interval import (
@@ -25,15 +25,35 @@ from samebits.contract.intervals.interval import (
     made,
 )
 from samebits.contract.numerics import F32, F64
-from samebits.contract.operands import Operand, dtype_name
+from samebits.contract.operands import Call, Operand, dtype_name
 from samebits.errors import ContractError
 
 #: Keys after which a kernel may raise its maximum at the earliest, and round a factor for it.
 _RESCALED_EVERY = 16
 
 
+class Attention(Protocol):
+    """What is asked of an `AttentionContract`."""
+
+    @property
+    def arithmetic(self) -> Arithmetic: ...
+    @property
+    def leaf(self) -> int: ...
+    @property
+    def exp2(self) -> str: ...
+    @property
+    def probabilities(self) -> str: ...
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def operands(self) -> Callable[..., Call]: ...
+    @property
+    def evaluate(self) -> Callable[..., Operand]: ...
+
+
 def interval(
-    contract: AttentionContract,
+    contract: Attention,
     q: Operand,
     k: Operand,
     v: Operand,
@@ -56,7 +76,7 @@ def interval(
     return around(evaluated(y, out), exact)
 
 
-def _heads(contract: AttentionContract, call: Call, do: Steps) -> Ball:
+def _heads(contract: Attention, call: Call, do: Steps) -> Ball:
     shape = (*call.q.shape[:-1], call.v.shape[-1])
     center, radius = np.zeros(shape), np.zeros(shape)
     with np.errstate(all="ignore"):
@@ -68,7 +88,7 @@ def _heads(contract: AttentionContract, call: Call, do: Steps) -> Ball:
 
 
 def _head(
-    contract: AttentionContract,
+    contract: Attention,
     call: Call,
     q: F32,
     k: F32,
@@ -116,7 +136,7 @@ def _head(
 
 
 def _exponents(
-    contract: AttentionContract, call: Call, of: bounds.Mass, bias: F32 | None, do: Steps
+    contract: Attention, call: Call, of: bounds.Mass, bias: F32 | None, do: Steps
 ) -> Ball:
     """The softmax's exponents, to the base e: [T, S]."""
     s = of.total
@@ -138,7 +158,7 @@ def _exponents(
     return x
 
 
-def _share(contract: AttentionContract, do: Steps, keys: int) -> float:
+def _share(contract: Attention, do: Steps, keys: int) -> float:
     """What a weight may lose as a share of itself, after its exponential."""
     if not do.unit:
         return 0.0
@@ -148,13 +168,13 @@ def _share(contract: AttentionContract, do: Steps, keys: int) -> float:
     return (rounded + function + rescaled) * (1 + 2.0**-6)
 
 
-def _least(contract: AttentionContract, do: Steps) -> float:
+def _least(contract: Attention, do: Steps) -> float:
     """What rounding a subnormal weight may lose."""
     fmt = FORMATS[contract.probabilities]
     return 2.0 ** (fmt.min_exponent - fmt.fraction - 1) if do.unit else 0.0
 
 
-def _sum_error(contract: AttentionContract, weight: F64, v: F64, do: Steps) -> F64:
+def _sum_error(contract: Attention, weight: F64, v: F64, do: Steps) -> F64:
     """How far a computed sum of weight [T, S] times v [S, C] may be from the exact one."""
     of = bounds.mass(weight, v.T, contract.arithmetic, counted=True)
     if not do.unit:

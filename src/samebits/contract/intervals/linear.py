@@ -5,21 +5,44 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from samebits.contract import numerics as nx
+from samebits.contract.arithmetic import Arithmetic
 from samebits.contract.intervals import dot as bounds
 from samebits.contract.intervals.ball import EXACT, ROUNDED, Ball
 from samebits.contract.intervals.interval import Interval, known_order, made
-from samebits.contract.linear import ACTIVATIONS, SCALE_BLOCK, LinearContract
-from samebits.contract.numerics import F32
-from samebits.contract.operands import Operand
-from samebits.contract.tree import Leaf, reduce
+from samebits.contract.numerics import F32, Array
+from samebits.contract.operands import SCALE_BLOCK, Operand
+from samebits.contract.tree import Leaf, Tree, reduce
 from samebits.errors import ContractError
 
 #: Elements of a weight that are widened to fp64 at a time.
 _TOGETHER = 1 << 24
+
+
+class Product(Protocol):
+    """What is asked of a `LinearContract`."""
+
+    @property
+    def tree(self) -> Tree: ...
+    @property
+    def arithmetic(self) -> Arithmetic: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def scaling(self) -> str: ...
+    @property
+    def epilogue(self) -> tuple[str, ...]: ...
+
+    def operands(
+        self, x: Operand, weight: Operand, x_scale: Operand | None, w_scale: Operand | None
+    ) -> tuple[F32, F32, F32 | None, F32 | None]: ...
+    def sums(self, x: F32, w: F32, xs: F32 | None, ws: F32 | None, engine: str | None) -> F32: ...
+    def bias_of(self, bias: Operand, y: F32) -> Array: ...
+    def finish(self, y: F32, bias: Operand | None, alpha: float, beta: float) -> F32: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +64,7 @@ class Sums:
 
 
 def interval(
-    contract: LinearContract,
+    contract: Product,
     x: Operand,
     weight: Operand,
     bias: Operand | None,
@@ -98,7 +121,7 @@ def interval(
             if c is not None:
                 exact = EXACT.add(exact, Ball.exactly(c.reshape(final)))
         low, high = exact.ends
-        if any(step in ACTIVATIONS for step in contract.epilogue):  # relu
+        if "relu" in contract.epilogue:
             low, high = np.maximum(low, 0), np.maximum(high, 0)
         # Every step of an epilogue is monotone, so the ends stay the ends.
         return made(np.minimum(*ends), np.maximum(*ends), (low, high), out)
@@ -125,7 +148,7 @@ def _stacked(parts: list[Sums], shape: tuple[int, ...]) -> Sums:
 
 
 def _sums(
-    contract: LinearContract,
+    contract: Product,
     x: F32,
     w: F32,
     c: F32 | None,
@@ -171,7 +194,7 @@ def _sums(
     return Sums(first, last, exact)
 
 
-def _scales(contract: LinearContract, xs: F32, ws: F32, n: int) -> tuple[F32, F32]:
+def _scales(contract: Product, xs: F32, ws: F32, n: int) -> tuple[F32, F32]:
     """Scales for each leaf of k: [J, M, 1] and [J, 1, N]; one leaf with scaling "row"."""
     each = np.repeat(ws, SCALE_BLOCK, 0)[:n] if contract.scaling == "block" else ws
     return xs.T[:, :, None], each.T[:, None, :]
@@ -195,9 +218,7 @@ def _exact(x: F32, w: F32, scales: tuple[F32, F32] | None) -> Ball:
     return total
 
 
-def _any(
-    contract: LinearContract, x: F32, w: F32, c: F32 | None, scales: tuple[F32, F32] | None
-) -> Sums:
+def _any(contract: Product, x: F32, w: F32, c: F32 | None, scales: tuple[F32, F32] | None) -> Sums:
     if scales is not None:
         parts = []
         for i, at in enumerate(_leaves(x.shape[1], scales)):
@@ -213,7 +234,7 @@ def _any(
     return Sums(*bounds.ends(exact, error), exact, c is not None)
 
 
-def _any_of(contract: LinearContract, x: F32, w: F32, c: F32 | None) -> tuple[Ball, bounds.Lost]:
+def _any_of(contract: Product, x: F32, w: F32, c: F32 | None) -> tuple[Ball, bounds.Lost]:
     block = contract.arithmetic.block
 
     def steps(_: Leaf, start: int, stop: int) -> int:
@@ -235,7 +256,7 @@ def _any_of(contract: LinearContract, x: F32, w: F32, c: F32 | None) -> tuple[Ba
 
 
 def _block_scaled(
-    contract: LinearContract, x: F32, w: F32, scales: tuple[F32, F32] | None
+    contract: Product, x: F32, w: F32, scales: tuple[F32, F32] | None
 ) -> tuple[F32, F32]:
     """The ends of acc = fma(leaf, scale, acc), leaf by leaf."""
     assert scales is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from samebits.contract.intervals.ball import EXACT, ROUNDED, Ball, Steps
@@ -15,13 +17,33 @@ from samebits.contract.intervals.interval import (
 )
 from samebits.contract.numerics import F32
 from samebits.contract.operands import Operand
-from samebits.contract.rows import RowContract
 
 EXPONENTIAL = ("softmax", "log_softmax", "logsumexp")
 
 
+class Rows(Protocol):
+    """What is asked of a `RowContract`."""
+
+    @property
+    def op(self) -> str: ...
+
+    def operands(
+        self, x: Operand, weight: Operand | None, bias: Operand | None
+    ) -> tuple[F32, F32 | None, F32 | None]: ...
+    def evaluate(
+        self,
+        x: Operand,
+        weight: Operand | None,
+        bias: Operand | None,
+        *,
+        eps: float,
+        correction: float,
+        out_dtype: Any,
+    ) -> Operand: ...
+
+
 def interval(
-    contract: RowContract,
+    contract: Rows,
     x: Operand,
     weight: Operand | None,
     bias: Operand | None,

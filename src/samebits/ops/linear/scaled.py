@@ -7,7 +7,7 @@ import math
 import torch
 
 from samebits.contract import Tree
-from samebits.contract.linear import SCALE_BLOCK
+from samebits.contract.operands import SCALE_BLOCK
 from samebits.errors import DTypeError, SamebitsError, ShapeError
 from samebits.ops.linear.operands import check_device, cuda_products
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from samebits.contract import CUDA_FMA, LinearContract
-from samebits.contract.linear import SCALE_BLOCK
+from samebits.contract.operands import SCALE_BLOCK
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
 from samebits.engines.leaves import Leaves, leaves_of
