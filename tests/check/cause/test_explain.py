@@ -376,6 +376,18 @@ def test_different_inputs_are_called_that() -> None:
     assert "in 1 of 6 tokens, first in token 4" in found.cause
 
 
+def test_other_arguments_of_the_model_are_inputs_too() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+            """x [B, D], shift [D]."""
+            return torch.relu(x + shift)
+
+    x, shift = values(4, WIDTH), values(WIDTH, seed=1)
+    found = explain(Shifted(), (x, shift), (x, shift * 2))
+    assert (found.kind, found.detail, found.trigger) == ("inputs", "shift", "inputs"), found
+    assert found.place is not None and found.place.op == "aten.add.Tensor"
+
+
 def test_tokens_that_follow_from_a_difference_are_not_inputs() -> None:
     """What a model is asked later is what it answered before."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
 
+from samebits.check.cause.capture import parameter
 from samebits.check.cause.case import Case, small
 from samebits.check.cause.marks import Step
 from samebits.check.compare import Bits
@@ -55,10 +55,7 @@ def other_inputs(step: Step, module: torch.nn.Module | None) -> Diagnosis:
     """The model was asked different things; `step`: its first argument in both runs."""
     label = step.key[1].partition("[")[2].partition("]")[0]
     if label.isdigit():
-        forward = getattr(module, "_fn", None) or getattr(module, "forward", None)
-        names = list(inspect.signature(forward).parameters) if forward is not None else []
-        place = int(label)
-        label = names[place] if place < len(names) else f"argument {place}"
+        label = parameter(module, int(label))
     assert step.differs is not None
     where = (
         f"in {step.differing} of {len(step.differs)} tokens, first in token {step.token}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -42,6 +43,7 @@ class Origin:
         random: it was drawn.
         name: of the parameter or buffer that it is, or None.
         argument: name under which a module was given it, or None.
+        asked: the model's argument that it is, or None.
     """
 
     made_by: Key | None = None
@@ -50,6 +52,7 @@ class Origin:
     random: bool = False
     name: str | None = None
     argument: str | None = None
+    asked: str | None = None
 
     def __str__(self) -> str:
         if self.made_by is not None:
@@ -213,12 +216,16 @@ class Capture(Listener):
         self._names = _names(module)
         self._origins: dict[int, Origin] = {}
         self._given: dict[int, str] = {}
+        self._asked: dict[int, str] = {}
 
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes under which names a module is given tensors."""
         for name, value in kwargs.items():
             for t in tensors(value):
                 self._given[_address(t)] = name
+        if not key[0]:
+            named = {**{parameter(self.module, i): x for i, x in enumerate(args)}, **kwargs}
+            self._asked |= {_address(t): name for name, x in named.items() for t in tensors(x)}
 
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation, notes what it wrote, and copies it if it is wanted."""
@@ -251,7 +258,7 @@ class Capture(Listener):
     def _origin(self, t: torch.Tensor) -> Origin:
         address = _address(t)
         found = self._origins.get(address) or Origin(name=self._names.get(address))
-        return replace(found, argument=self._given.get(address))
+        return replace(found, argument=self._given.get(address), asked=self._asked.get(address))
 
     def _note(self, key: Key, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         assert self.window is not None
@@ -296,6 +303,13 @@ def _names(module: torch.nn.Module | None) -> dict[int, str]:
         return {}
     named = [("parameter", module.named_parameters()), ("buffer", module.named_buffers())]
     return {_address(t): f"{what} {name}" for what, pairs in named for name, t in pairs}
+
+
+def parameter(module: torch.nn.Module | None, place: int) -> str:
+    """The name of a model's positional argument."""
+    forward = getattr(module, "_fn", None) or getattr(module, "forward", None)
+    names = list(inspect.signature(forward).parameters) if forward is not None else []
+    return names[place] if place < len(names) else f"argument {place}"
 
 
 def _address(t: torch.Tensor) -> int:

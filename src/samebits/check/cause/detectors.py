@@ -27,6 +27,8 @@ _ORDERINGS = {
     "nanmedian", "aminmax",
 }  # fmt: skip
 _DRAWS = 8
+#: In names of arguments that hand over what earlier calls left: not inputs, but state.
+_KEPT = ("past", "cache", "state")
 
 
 def random_numbers(case: Case) -> Diagnosis | None:
@@ -136,6 +138,12 @@ def state(case: Case) -> Diagnosis | None:
         known = origin.name or origin.made_by or origin.argument
         what = origin if known else f"{name}, kept from before"
         factor = case.turning("operand")
+        if origin.asked and not mask and not any(word in origin.asked for word in _KEPT):
+            return Diagnosis(
+                "inputs", origin.asked,
+                f"the runs are given different inputs: {origin.asked}, which {case.op} takes, is "
+                "not the same.", "inputs", (first_difference(case, i),),
+            )  # fmt: skip
         return Diagnosis(
             "semantics", "mask" if mask else "state",
             f"{case.op} is given another {'mask' if mask else 'state'}: {what} is not the same in "
