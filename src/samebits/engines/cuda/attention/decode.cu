@@ -38,15 +38,17 @@ struct Run {
   int batch, head, first, last, begin, end;
 };
 
-DEVICE Run find_run(const Lengths& lengths, int heads, int leaves, int run, int window) {
-  const int runs = (leaves + run - 1) / run, i = blockIdx.x;
+// `runs` blocks share the leaves that a row sees: how many those are, only the device knows.
+DEVICE Run find_run(const Lengths& lengths, int heads, int runs, int window) {
+  const int i = blockIdx.x;
   Run r;
   r.batch = i / (runs * heads);
   r.head = i / runs % heads;
   r.end = lengths.of(r.batch);
   r.begin = window > 0 ? max(0, r.end - window) : 0;
-  r.first = max(i % runs * run, r.begin / LEAF);
-  r.last = min(i % runs * run + run, (r.end + LEAF - 1) / LEAF);
+  const int first = r.begin / LEAF, stop = (r.end + LEAF - 1) / LEAF, run = (stop - first + runs - 1) / runs;
+  r.first = first + i % runs * run;
+  r.last = min(r.first + run, stop);
   return r;
 }
 
@@ -80,7 +82,7 @@ DEVICE void produce(const Run& r, int from, int stop, const TensorMap* k, const 
 extern "C" __global__ void __maxnreg__(200)
     attention_decode(TENSOR(k), TENSOR(v), const u16* q, long long q_stride_b, long long q_stride_h,
                      const int* counts, int added, int most, const int* pages, int pages_stride,
-                     int page, float* partial, float2* sums, int group, int leaves, int run, int window,
+                     int page, float* partial, float2* sums, int group, int leaves, int runs, int window,
                      float factor) {
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
@@ -93,7 +95,7 @@ extern "C" __global__ void __maxnreg__(200)
   __syncthreads();
   await_predecessor();
   admit_successor();  // not earlier: the one after it would come too, and crowd some processors
-  const Run r = find_run({counts, added, most}, heads, leaves, run, window);
+  const Run r = find_run({counts, added, most}, heads, runs, window);
   if (r.first >= r.last) return;
   const int from = max(r.first * STEPS, r.begin / KEYS);
   const int stop = (min(r.end, r.last * LEAF) + KEYS - 1) / KEYS;

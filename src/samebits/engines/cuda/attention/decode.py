@@ -84,7 +84,9 @@ def decode(
     if leaves == 0:
         out.zero_()
         return
-    run = max(1, -(-batch * kv_heads * leaves // schedule.blocks))
+    # With a table, `keys` is what it can hold: a sequence may have far fewer, and most blocks none.
+    blocks = schedule.blocks * (1 if table is None else 2)
+    runs = min(leaves, max(1, blocks // (batch * kv_heads)))
     page = k.size(2) if table is not None else 1
     box = STEP if table is None else min(STEP, page)
     partial = q.new_empty(batch * heads * leaves * d, dtype=torch.float32)
@@ -92,8 +94,8 @@ def decode(
     kernel = (d, contract.leaf, q.dtype, box)
     stride = 0 if table is None else table.stride(0)
     _decode_launcher(*kernel)(
-        (batch * kv_heads * -(-leaves // run),), Boxes(k, box), Boxes(v, box), q, *q.stride()[:2],
-        counts, added, keys, table, stride, page, partial, sums, group, leaves, run, window,
+        (batch * kv_heads * runs,), Boxes(k, box), Boxes(v, box), q, *q.stride()[:2],
+        counts, added, keys, table, stride, page, partial, sums, group, leaves, runs, window,
         scale * _LOG2E,
     )  # fmt: skip
     _fold_launcher(*kernel, leaves > _LONG)(

@@ -79,7 +79,7 @@ def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
     """
     rows = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
     if rows <= 16:
-        return _fitting(key, AttentionSchedule(block_m=16, stages=4, decode=DecodeSchedule()))
+        return _fitting(key, AttentionSchedule(block_m=16, decode=DecodeSchedule()))
     if rows <= 32:
         return _fitting(key, AttentionSchedule(block_m=32, decode=DecodeSchedule()))
     return _fitting(

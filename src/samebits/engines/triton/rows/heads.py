@@ -18,7 +18,7 @@ from samebits.engines.triton.rows.schedule import cdiv
 from samebits.engines.triton.rows.tree import begin, fold_pairs, overlaps
 
 #: Pairs of elements that one program turns, at most: fewer while there are few tokens.
-_PAIRS, _MORE, _TOKENS, _WARPS = 512, 2048, 1024, 4
+_PAIRS, _MORE, _TOKENS, _WARPS = 512, 2048, 200, 4
 
 
 @triton.jit
