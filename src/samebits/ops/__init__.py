@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from samebits.ops import exact
-from samebits.ops.attention import attention, attention_paged, attention_varlen
+from samebits.ops.attention import (
+    attention,
+    attention_paged,
+    attention_varlen,
+    store_paged,
+)
 from samebits.ops.augmented import (
     augmented_addition,
     augmented_multiplication,
@@ -208,6 +213,7 @@ __all__ = [
     "sqrt",
     "std",
     "std_mean",
+    "store_paged",
     "sum",
     "tan",
     "tanh",

@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import (
 )
 
 from samebits.errors import UncoveredError
-from samebits.ops import attention_paged, attention_varlen
+from samebits.ops import attention_paged, attention_varlen, store_paged
 
 #: Largest head that the kernels hold.
 _MAX_HEAD = 256
@@ -332,12 +332,15 @@ class SamebitsImpl(AttentionImpl):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Stores new keys and values on a GPU by vLLM's kernel, which rounds nothing but fp8."""
+        """Stores new keys and values on a GPU; in fp8 by vLLM's kernel, which rounds them."""
         if self.attn_type == AttentionType.ENCODER_ONLY:
+            return
+        keys, values = self._planes(kv_cache)
+        if not self.fp8:
+            store_paged(key, value, keys, values, slot_mapping)
             return
         from vllm import _custom_ops
 
-        keys, values = self._planes(kv_cache)
         _custom_ops.reshape_and_cache_flash(
             key, value, keys, values, slot_mapping, self.kv_cache_dtype, layer._k_scale,
             layer._v_scale,

@@ -16,8 +16,9 @@ from samebits.ops.attention import checks
 from samebits.ops.attention.autograd import differentiable, needs_grad
 from samebits.ops.attention.dispatch import dense, device_integers, gpu_scales, on_gpu, operands
 from samebits.ops.attention.packed import attention_paged, attention_varlen
+from samebits.ops.attention.store import store_paged
 
-__all__ = ["attention", "attention_paged", "attention_varlen"]
+__all__ = ["attention", "attention_paged", "attention_varlen", "store_paged"]
 
 _OP = "attention"
 
