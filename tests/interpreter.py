@@ -171,6 +171,9 @@ def _create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: An
     from samebits.contract import IEEE_FMA, Chain, hopper_mma
     from samebits.engines.cpu.evaluate import cpu_leaf_dot
 
+    if d.data.dtype != np.float32:  # fp64 and integers; in which order fp64 adds is not known
+        data = a.data.astype(d.data.dtype) @ b.data.astype(d.data.dtype) + d.data
+        return type(d)(data.astype(d.data.dtype), d.dtype.scalar)
     name = {"bf16": "bf16", "fp16": "fp16", "fp8e4nv": "e4m3", "fp8e5": "e5m2"}.get(
         str(a.dtype.scalar)
     )

@@ -7,8 +7,7 @@ import math
 import torch
 
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops import pointwise
-from samebits.ops.exact.engine import canonical, checked, product, rows
+from samebits.ops.exact.engine import canonical, checked, exp, product, rows
 
 #: Scores that are held at a time.
 _SCORES = 1 << 25
@@ -123,7 +122,7 @@ def _attend(
         seen = torch.ones((), dtype=torch.bool, device=q.device).expand(x.shape)
     # A NaN is passed over here and reaches the result through the sums; -0 becomes +0.
     m = x.masked_fill(~seen | x.isnan(), -torch.inf).amax(-1, keepdim=True) + 0.0
-    e = pointwise.exp(x - m).masked_fill(~seen, 0.0)
+    e = exp(x - m).masked_fill(~seen, 0.0)
     wide = v.to(torch.float32)
     o = product(e, wide.masked_fill(~wide.isfinite(), 0.0).mT, None, torch.float32)
     o = _with_specials(o, e, wide, seen)

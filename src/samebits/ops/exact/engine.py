@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 
 from samebits.engines.cpu import exact as cpu
+from samebits.ops import pointwise
 from samebits.ops.checks import engine_tensor
 
 #: Words of a type, and of its canonical NaN. Processors disagree about the NaN they compute.
@@ -45,6 +46,12 @@ def columns(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     return result
 
 
+def exp(x: torch.Tensor) -> torch.Tensor:
+    """e^x of fp32 numbers: `contract.functions.exp`, on every device."""
+    result: torch.Tensor = gpu().exp(x) if x.is_cuda else pointwise.exp(x)
+    return result
+
+
 def canonical(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 values rounded to `dtype`, every NaN the canonical one, on every device."""
     word, nan = _NAN[dtype]
@@ -52,5 +59,10 @@ def canonical(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return rounded.view(word).masked_fill(y.isnan(), nan).view(dtype)
 
 
+def gpu() -> ModuleType:
+    """The engine of CUDA tensors, imported when the first one shows up."""
+    return import_module("samebits.engines.triton.exact")
+
+
 def _engine(x: torch.Tensor) -> ModuleType:
-    return import_module("samebits.engines.triton.exact") if x.is_cuda else cpu
+    return gpu() if x.is_cuda else cpu

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from samebits.ops import pointwise
 from samebits.ops.exact.engine import canonical
+from samebits.ops.pointwise import sqrt as root
 
 
 def normalised(
@@ -28,7 +28,7 @@ def normalised(
     n = torch.full((), float(x.shape[-1]), dtype=torch.float32, device=x.device)
     one = torch.ones((), dtype=torch.float32, device=x.device)
     wide = x.to(torch.float32) if d is None else d
-    r = one / pointwise.sqrt(squares / n + torch.full_like(n, eps))
+    r = one / root(squares / n + torch.full_like(n, eps))
     y = wide * r.unsqueeze(-1)
     if weight is not None:
         w = weight.to(torch.float32)

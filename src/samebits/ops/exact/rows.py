@@ -10,7 +10,7 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops import pointwise
 from samebits.ops.checks import axes_of, axis_of
-from samebits.ops.exact.engine import canonical, checked, rows
+from samebits.ops.exact.engine import canonical, checked, exp, gpu, rows
 from samebits.ops.exact.finish import normalised
 
 Dim = int | Sequence[int] | None
@@ -61,25 +61,33 @@ def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None)
     Raises:
         ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
     """
-    row, _, e = _exponentials("softmax", x, dim)
-    y = e / rows(e, torch.float32).unsqueeze(-1)
-    return _back(canonical(y, _type("softmax", row, dtype)), dim, x)
+    row, out = _rows_along("softmax", x, dim), _type("softmax", x, dtype)
+    if row.is_cuda and row.numel():
+        return _back(_on_gpu("softmax", row, out), dim, x)
+    _, e = _exponentials(row)
+    return _back(canonical(e / rows(e, torch.float32).unsqueeze(-1), out), dim, x)
 
 
 def log_softmax(
     x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """``(x - m) - log(S(exp(x - m)))``, m = max x; arguments as `softmax`."""
-    row, m, e = _exponentials("log_softmax", x, dim)
+    row, out = _rows_along("log_softmax", x, dim), _type("log_softmax", x, dtype)
+    if row.is_cuda and row.numel():
+        return _back(_on_gpu("log_softmax", row, out), dim, x)
+    m, e = _exponentials(row)
     log_s = pointwise.log(rows(e, torch.float32)).unsqueeze(-1)
-    y = (row.to(torch.float32) - m) - log_s
-    return _back(canonical(y, _type("log_softmax", row, dtype)), dim, x)
+    return _back(canonical((row.to(torch.float32) - m) - log_s, out), dim, x)
 
 
 def logsumexp(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
     """``log(S(exp(x - m))) + m``, m = max x, or 0 where that is infinite; errors as `softmax`."""
-    row, m, e = _exponentials("logsumexp", x, dim, finite=True)
-    y = canonical(pointwise.log(rows(e, torch.float32)) + m.squeeze(-1), row.dtype)
+    row = _rows_along("logsumexp", x, dim)
+    if row.is_cuda and row.numel():
+        y = _on_gpu("logsumexp", row, row.dtype)
+    else:
+        m, e = _exponentials(row, finite=True)
+        y = canonical(pointwise.log(rows(e, torch.float32)) + m.squeeze(-1), row.dtype)
     return y.unsqueeze(dim) if keepdim and x.dim() else y
 
 
@@ -98,6 +106,8 @@ def rms_norm(
     """
     x = checked("rms_norm", x)
     _parameters("rms_norm", x, weight=weight)
+    if x.is_cuda:
+        return _norm_on_gpu(x, weight, None, eps, layer=False)
     return normalised(x, None, rows(x, torch.float32, squares=True), weight, None, eps)
 
 
@@ -110,29 +120,42 @@ def layer_norm(
     """``fma((x - u) * r, weight, bias)`` with exact sums for ``u`` and ``r``; as `rms_norm`."""
     x = checked("layer_norm", x)
     _parameters("layer_norm", x, weight=weight, bias=bias)
+    if x.is_cuda:
+        return _norm_on_gpu(x, weight, bias, eps, layer=True)
     u = rows(x, torch.float32) / _count(x)
     d = x.to(torch.float32) - u.unsqueeze(-1)
     return normalised(x, d, rows(d, torch.float32, squares=True), weight, bias, eps)
 
 
-def _exponentials(
-    op: str, x: torch.Tensor, dim: int, finite: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows with `dim` last, their maxima [..., 1] and exp(row - maximum), both fp32."""
-    x = checked(op, x)
-    axis = axis_of(op, dim, x.dim())
-    row = x.movedim(axis, -1) if x.dim() else x.view(1)
+def _norm_on_gpu(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, layer: bool
+) -> torch.Tensor:
+    y: torch.Tensor = gpu().norm(x.reshape(-1, x.shape[-1]), weight, bias, eps, layer)
+    return y.view(x.shape)
+
+
+def _rows_along(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """`x` with `dim` as the last axis."""
+    axis = axis_of(op, dim, checked(op, x).dim())
+    return x.movedim(axis, -1) if x.dim() else x.view(1)
+
+
+def _on_gpu(kind: str, row: torch.Tensor, out: torch.dtype) -> torch.Tensor:
+    flat = row.reshape(row.shape[:-1].numel(), row.shape[-1])
+    y: torch.Tensor = gpu().softmax(kind, flat, out)
+    return y.view(row.shape[:-1] if kind == "logsumexp" else row.shape)
+
+
+def _exponentials(row: torch.Tensor, finite: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima [..., 1] of rows and exp(row - maximum), both fp32."""
     wide = row.to(torch.float32)
     # A NaN is passed over here and reaches the result through the sum; -0 becomes +0.
     seen = wide.masked_fill(wide.isnan(), -torch.inf)
-    m = (
-        seen.amax(-1, keepdim=True)
-        if row.shape[-1]
-        else seen.new_full((*row.shape[:-1], 1), -torch.inf)
-    ) + 0.0
+    least = seen.new_full((*row.shape[:-1], 1), -torch.inf)
+    m = (seen.amax(-1, keepdim=True) if row.shape[-1] else least) + 0.0
     if finite:
         m = m.masked_fill(m.isinf(), 0.0)
-    return row, m, pointwise.exp(wide - m)
+    return m, exp(wide - m)
 
 
 def _back(y: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,168 @@
+"""Exact sums and products on a GPU: see `samebits.contract.exact` for what they are.
+
+Every kernel has two steps. The first computes a sum in fp64, or from residues in integers, with a
+bound of its error, and rounds it where that bound decides the rounding. The second adds the terms
+of the other sums again without any rounding, in the same program. Bits cannot depend on tiles,
+warps, splits or chips.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from samebits.engines.triton.exact import residue
+from samebits.engines.triton.exact.rowwise import (
+    column_kernel,
+    exp_kernel,
+    norm_kernel,
+    row_kernel,
+    softmax_kernel,
+)
+from samebits.engines.triton.exact.wide import wide_kernel
+from samebits.engines.triton.launch import launch
+
+#: Rows and columns from which residues are faster: fp64 costs 15 times as much a product, but needs
+#: no preparation of the operands.
+_MANY = 96
+#: Items of a batch that a grid's third axis takes.
+_MOST_ITEMS = 65535
+
+
+def product(
+    x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, None]:
+    """``x @ w.mT + c``, exact and rounded once: as `samebits.engines.cpu.exact.product`."""
+    if _by_residues(x, w, out_dtype):
+        x, w = _contiguous(x), _contiguous(w)
+        y = torch.empty((x.shape[0], w.shape[0]), dtype=out_dtype, device=x.device)
+        residue.by_residues(x, w, c, y)
+        return y, None
+    x, w = _words(x), _words(w)
+    m, n, k = x.shape[-2], w.shape[-2], x.shape[-1]
+    y = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
+    if y.numel() == 0:
+        return y, None
+    items = x.shape[0] if x.dim() == 3 else 1
+    if items > _MOST_ITEMS:
+        parts = [slice(i, i + _MOST_ITEMS) for i in range(0, items, _MOST_ITEMS)]
+        done = [
+            product(x[p], w[p], None if c is None else c.expand(y.shape)[p], out_dtype)[0]
+            for p in parts
+        ]
+        return torch.cat(done), None
+    wide(x, w, c, y, m, n, k, items)
+    return y, None
+
+
+def wide(
+    x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, y: torch.Tensor,
+    m: int, n: int, k: int, items: int,
+) -> None:  # fmt: skip
+    """By way of fp64."""
+    bm = 16 if m <= 16 else 32
+    bn = 32 if m <= 16 and n * items < 8192 else 64
+    term = (0, 0, 0) if c is None else _strides(c.expand(y.shape))
+    launch(
+        wide_kernel, (-(-n // bn), -(-m // bm), items),
+        x, w, c, y, m, n, k, *_strides(x)[:2], *_strides(w)[:2], *term, m * n,
+        BM=bm, BN=bn, BK=32, HAS_C=c is not None, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def rows(
+    x: torch.Tensor, out_dtype: torch.dtype, *, squares: bool = False
+) -> tuple[torch.Tensor, None]:
+    """The exact sum (of squares) along the last axis of x [R, n], rounded once."""
+    x = _contiguous(x)
+    count, n = x.shape
+    y = torch.empty(count, dtype=out_dtype, device=x.device)
+    if count:
+        block = _block(n)
+        share = max(1, 1024 // block)
+        launch(
+            row_kernel, (-(-count // share),), x, y, count, n, x.stride(0),
+            ROWS=share, BLOCK=block, SQUARES=squares, num_warps=4,
+        )  # fmt: skip
+    return y, None
+
+
+def columns(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, None]:
+    """The exact sum along the first axis of x [T, n], rounded once: for few terms."""
+    x = _contiguous(x)
+    terms, n = x.shape
+    y = torch.empty(n, dtype=out_dtype, device=x.device)
+    if n:
+        launch(column_kernel, (-(-n // 1024),), x, y, terms, n, x.stride(0), BLOCK=1024)
+    return y, None
+
+
+def norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, layer: bool
+) -> torch.Tensor:
+    """Rows x [R, n] normalised with exact sums: `ops.exact.layer_norm`, or `rms_norm`."""
+    x = _contiguous(x)
+    (count, n), y = x.shape, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel():
+        weight = None if weight is None else weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        launch(
+            norm_kernel, (count,), x, weight, bias, y, n, x.stride(0), float(n), eps,
+            BLOCK=_block(n), LAYER=layer, HAS_W=weight is not None, HAS_B=bias is not None,
+            num_warps=4,
+        )  # fmt: skip
+    return y
+
+
+def softmax(kind: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """ "softmax", "log_softmax" or "logsumexp" of rows x [R, n] -> [R, n] or [R]; n > 0."""
+    x = _contiguous(x)
+    count, n = x.shape
+    shape = (count,) if kind == "logsumexp" else (count, n)
+    y = torch.empty(shape, dtype=out_dtype, device=x.device)
+    launch(softmax_kernel, (count,), x, y, n, x.stride(0), BLOCK=_block(n), KIND=kind, num_warps=4)
+    return y
+
+
+def exp(x: torch.Tensor) -> torch.Tensor:
+    """e^x of fp32 numbers, with the bits of `contract.functions.exp` (but for a NaN's)."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    count = x.numel()
+    launch(exp_kernel, (-(-count // 1024),), x, y, count, BLOCK=1024)
+    return y
+
+
+def _block(n: int) -> int:
+    """Elements of a row that a program holds at a time."""
+    return min(4096, max(16, 1 << max(n - 1, 0).bit_length()))
+
+
+def _by_residues(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether integers are faster than fp64, and certain often enough: results of 16 bits."""
+    narrow = x.element_size() == 2 and out_dtype is not torch.float32
+    many = x.dim() == 2 and x.shape[0] >= _MANY and w.shape[0] >= _MANY
+    return narrow and many and 0 < x.shape[1] <= residue.LONGEST
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def _words(x: torch.Tensor) -> torch.Tensor:
+    """`x` with contiguous columns that a kernel can read: fp32, or bf16 in aligned words of two."""
+    if x.dtype is torch.float16:  # exact
+        return x.to(torch.float32)
+    x = _contiguous(x)
+    if x.dtype is torch.bfloat16:
+        even = all(s % 2 == 0 for s in x.stride()[:-1]) and x.shape[-1] % 2 == 0
+        if not even or x.data_ptr() % 4:
+            x = F.pad(x, (0, x.shape[-1] % 2)).contiguous()
+            return x.clone() if x.data_ptr() % 4 else x
+    return x
+
+
+def _strides(x: torch.Tensor) -> tuple[int, int, int]:
+    """Of batch, row and column."""
+    row, column = x.stride()[-2:]
+    return (x.stride(0) if x.dim() == 3 else 0), row, column

@@ -1,0 +1,159 @@
+"""Exact kernels against integers, byte for byte: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from exact_samples import DTYPES, special, spread
+from interpreter import INTERPRETED
+from samebits import bits
+from samebits.ops import pointwise
+from samebits.plan import contract_of
+
+pytest.importorskip("triton")
+from samebits.engines.cpu import exact as cpu
+from samebits.engines.triton import exact as gpu
+from samebits.engines.triton.exact import residue
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+OUTPUTS = [(name, out) for name in DTYPES for out in sorted({name, "fp32"})]
+
+
+def compare(
+    x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, out: torch.dtype
+) -> torch.Tensor:
+    want, _ = cpu.product(x, w, c, out)
+    got, _ = gpu.product(x.to(DEVICE), w.to(DEVICE), None if c is None else c.to(DEVICE), out)
+    assert bits.equal(got.cpu(), want), (got.cpu() != want).nonzero()[:3]
+    return want
+
+
+@pytest.mark.parametrize(("name", "out"), OUTPUTS)
+@pytest.mark.parametrize("octaves", [0, 8, 60])
+def test_products(name: str, out: str, octaves: int) -> None:
+    for seed, (m, n, k) in enumerate([(1, 1, 1), (3, 9, 130), (18, 3, 33), (2, 3, 0)]):
+        x, w = (spread(r, k, dtype=DTYPES[name], octaves=octaves, seed=s + seed) for s, r in
+                ((0, m), (9, n)))  # fmt: skip
+        c = spread(n, dtype=torch.float32, octaves=octaves, seed=3)
+        for term in (None, c):
+            y = compare(x, w, term, DTYPES[out])
+            want = contract_of("linear", dtype=name, out_dtype=out, device="exact").evaluate(
+                x, w, term, engine="integers"
+            )
+            assert bits.equal(y, want)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_inf_nan_and_batches(name: str) -> None:
+    x = special(spread(2, 5, 36, dtype=DTYPES[name], octaves=3, seed=0), 0)
+    w = special(spread(2, 7, 36, dtype=DTYPES[name], octaves=3, seed=1), 1)
+    compare(x, w, torch.randn(2, 5, 7), DTYPES[name])
+    compare(x[:, :, ::2], w[:, :, 1::2], None, torch.float32)
+    compare(x[:, 1:, 1:], w[:1, :, 1:].expand(2, 7, 35), torch.randn(7), DTYPES[name])
+
+
+def test_the_second_step_of_products() -> None:
+    ones = torch.ones(1, 4).bfloat16()
+    rows = [[256.0, 1.0, 2.0**-60, -(2.0**-60)], [256, 1, 2.0**-60, 0],
+            [2.0**100, 1, -(2.0**100), 0],
+            [2.0**127, 2.0**127, 0, 0], [2.0**-130, 2.0**-133, 0, 0], [1, -1, 0, 0]]  # fmt: skip
+    w = torch.tensor(rows).bfloat16()
+    y = compare(ones, w, None, torch.bfloat16)
+    assert y.tolist()[0][:4] == [256.0, 258.0, 1.0, torch.inf]
+    compare(ones, w, None, torch.float32)
+    compare(ones, w, torch.full((6,), 2.0**-149), torch.float32)
+    x = torch.tensor([[2.0**-74, 1.0, -1.0]])  # products between subnormals
+    compare(x, torch.tensor([[2.0**-75, 2.0**-90, 0], [2.0**-76, 0, 0]]), None, torch.float32)
+    g = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**15), 2**15, (2, 6, 80), generator=g).to(torch.int16)
+    x, w = words.view(torch.bfloat16).nan_to_num(0, 1, 1).unbind()
+    compare(x, w, None, torch.bfloat16)
+    compare(x, w, None, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_residues(name: str) -> None:
+    """Tiles with and without rows beyond the end; k that fills its last step, and that does not.
+
+    In the interpreter a sum that is added again takes a tenth of a second: few are spread widely.
+    """
+    dtype = DTYPES[name]
+    tile = {"bm": 32, "bn": 32, "bk": 64, "warps": 4} if INTERPRETED else {}
+    for m, n, k, octaves in [(33, 40, 128, 2), (5, 3, 257, 60), (4, 6, 130, 0), (2, 2, 1, 3)]:
+        x, w = (spread(r, k, dtype=dtype, octaves=octaves, seed=r) for r in (m, n))
+        if m == 33:
+            x = special(x, 0, 0.0002)
+            x[0], w[1] = 0, 0
+        c = spread(n, dtype=torch.float32, octaves=octaves, seed=3)
+        for term in (None, c):
+            want, _ = cpu.product(x, w, term, dtype)
+            y = torch.empty(m, n, dtype=dtype, device=DEVICE)
+            on_chip = None if term is None else term.to(DEVICE)
+            residue.by_residues(x.to(DEVICE), w.to(DEVICE), on_chip, y, **tile)
+            assert bits.equal(y.cpu(), want)
+
+
+def test_moduli() -> None:
+    """Sums of the largest whole numbers that the bits allow are found."""
+    assert math.gcd(*residue._MODULI) == 1
+    for a, b in itertools.combinations(residue._MODULI, 2):
+        assert math.gcd(a, b) == 1
+    for k in (1, 4096, 14336, residue.LONGEST):
+        largest = k * 4 ** residue.bits_of(k)
+        assert 2 * largest < residue._PRODUCT
+        assert 16 * largest > residue._PRODUCT or residue.bits_of(k) == 22
+    assert residue.LONGEST * 128 * 128 < 2**31
+
+
+@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize(("name", "out"), OUTPUTS)
+def test_rows(name: str, out: str, squares: bool) -> None:
+    for n in (0, 1, 7, 300, 5000):
+        for octaves in (0, 3, 60):
+            x = special(spread(5, n, dtype=DTYPES[name], octaves=octaves, seed=n), n, 0.1 / (n + 1))
+            want, _ = cpu.rows(x, DTYPES[out], squares=squares)
+            got, _ = gpu.rows(x.to(DEVICE), DTYPES[out], squares=squares)
+            assert bits.equal(got.cpu(), want)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_columns(name: str) -> None:
+    for octaves in (0, 3, 60):
+        x = special(spread(5, 1100, dtype=DTYPES[name], octaves=octaves, seed=octaves), 1)
+        want, _ = cpu.columns(x, DTYPES[name])
+        got, _ = gpu.columns(x.to(DEVICE), DTYPES[name])
+        assert bits.equal(got.cpu(), want)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax", "logsumexp"])
+def test_softmax(kind: str, name: str) -> None:
+    contract = contract_of(kind, dtype=name, device="exact")
+    for n, octaves in ((1, 2), (7, 2), (300, 0), (5000, 2)):
+        x = special(spread(5, n, dtype=DTYPES[name], octaves=octaves, seed=n), n, 0.3 / n)
+        got = gpu.softmax(kind, x.to(DEVICE), DTYPES[name])
+        assert bits.equal(got.cpu(), contract.evaluate(x))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_norms(op: str, name: str) -> None:
+    contract = contract_of(op, dtype=name, device="exact")
+    dtype, layer = DTYPES[name], op == "layer_norm"
+    for n, octaves in ((1, 2), (7, 0), (300, 2), (5000, 2)):
+        x = special(spread(4, n, dtype=dtype, octaves=octaves, seed=n), n, 0.2 / n)
+        w, b = (spread(n, dtype=dtype, octaves=2, seed=n + i) for i in (1, 2))
+        for parameters in ((), (w,), (w, b)) if layer else ((), (w,)):
+            weight, bias = (*parameters, None, None)[:2]
+            on_chip = [None if p is None else p.to(DEVICE) for p in (weight, bias)]
+            got = gpu.norm(x.to(DEVICE), *on_chip, 1e-5, layer)
+            assert bits.equal(got.cpu(), contract.evaluate(x, *parameters, eps=1e-5))
+
+
+def test_exp() -> None:
+    x = torch.randn(3000) * 40
+    assert bits.equal(gpu.exp(x.to(DEVICE)).cpu(), pointwise.exp(x))
