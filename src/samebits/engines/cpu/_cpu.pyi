@@ -264,3 +264,7 @@ def cache_store(
     size: int, tokens: int, heads: int, d: int, x: int, x_row: int, x_head: int, slots: int,
     cache: int, pages: int, page: int, to_page: int, to_slot: int, to_head: int,
 ) -> bool: ...  # fmt: skip
+def exact_norm(
+    x: int, rows: int, row: int, n: int, w: int, b: int, eps: float, centred: bool, out: int,
+    dtype: int,
+) -> None: ...  # fmt: skip

@@ -69,6 +69,20 @@ def rows(
     return out, again
 
 
+def norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, layer: bool
+) -> torch.Tensor:
+    """Rows x [R, n] normalised with exact sums: `ops.exact.layer_norm`, or `rms_norm`."""
+    x = _rows(x)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    w, b = (None if p is None else p.contiguous() for p in (weight, bias))
+    _cpu.exact_norm(
+        x.data_ptr(), x.shape[0], x.stride(0), x.shape[1], 0 if w is None else w.data_ptr(),
+        0 if b is None else b.data_ptr(), eps, layer, out.data_ptr(), DTYPE_CODE[x.dtype],
+    )  # fmt: skip
+    return out
+
+
 def columns(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     """The exact sum along the first axis of x [T, n], rounded once: for few terms.
 

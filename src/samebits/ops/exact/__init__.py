@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from samebits.ops.exact.attention import attention
 from samebits.ops.exact.collective import all_reduce
-from samebits.ops.exact.products import dot, linear, matmul
+from samebits.ops.exact.products import baddbmm, dot, linear, matmul
 from samebits.ops.exact.rows import (
     layer_norm,
     log_softmax,
@@ -28,6 +28,6 @@ from samebits.ops.exact.rows import (
 )
 
 __all__ = [
-    "all_reduce", "attention", "dot", "layer_norm", "linear", "log_softmax", "logsumexp", "matmul",
-    "mean", "rms_norm", "softmax", "sum", "vector_norm",
+    "all_reduce", "attention", "baddbmm", "dot", "layer_norm", "linear", "log_softmax", "logsumexp",
+    "matmul", "mean", "rms_norm", "softmax", "sum", "vector_norm",
 ]  # fmt: skip

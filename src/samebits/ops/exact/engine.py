@@ -46,6 +46,15 @@ def columns(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     return result
 
 
+def norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, layer: bool
+) -> torch.Tensor:
+    """``fma((x - u) * r, weight, bias)`` along the last axis; u is 0 without `layer`."""
+    flat = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    result: torch.Tensor = _engine(x).norm(flat, weight, bias, eps, layer)
+    return result.view(x.shape)
+
+
 def exp(x: torch.Tensor) -> torch.Tensor:
     """e^x of fp32 numbers: `contract.functions.exp`, on every device."""
     result: torch.Tensor = gpu().exp(x) if x.is_cuda else pointwise.exp(x)

@@ -76,6 +76,20 @@ def matmul(
     return y.squeeze(-1 if b.dim() == 1 else -2) if a.dim() == 1 else y
 
 
+def baddbmm(
+    c: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``a @ b + c``, one rounding: a [B, M, K], b [B, K, N], c broadcasts to the result, or None.
+
+    Raises:
+        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+    """
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise ShapeError(f"exact.baddbmm: {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    return _product("baddbmm", a, b.mT, c, out_dtype, (*a.shape[:2], b.shape[2]))
+
+
 def dot(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """The exact product of two vectors, rounded once; arguments and errors as `matmul`."""
     if a.dim() != 1 or b.dim() != 1:

@@ -10,8 +10,7 @@ from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops import pointwise
 from samebits.ops.checks import axes_of, axis_of
-from samebits.ops.exact.engine import canonical, checked, exp, gpu, rows
-from samebits.ops.exact.finish import normalised
+from samebits.ops.exact.engine import canonical, checked, exp, gpu, norm, rows
 
 Dim = int | Sequence[int] | None
 
@@ -106,9 +105,7 @@ def rms_norm(
     """
     x = checked("rms_norm", x)
     _parameters("rms_norm", x, weight=weight)
-    if x.is_cuda:
-        return _norm_on_gpu(x, weight, None, eps, layer=False)
-    return normalised(x, None, rows(x, torch.float32, squares=True), weight, None, eps)
+    return norm(x, weight, None, eps, layer=False)
 
 
 def layer_norm(
@@ -120,18 +117,7 @@ def layer_norm(
     """``fma((x - u) * r, weight, bias)`` with exact sums for ``u`` and ``r``; as `rms_norm`."""
     x = checked("layer_norm", x)
     _parameters("layer_norm", x, weight=weight, bias=bias)
-    if x.is_cuda:
-        return _norm_on_gpu(x, weight, bias, eps, layer=True)
-    u = rows(x, torch.float32) / _count(x)
-    d = x.to(torch.float32) - u.unsqueeze(-1)
-    return normalised(x, d, rows(d, torch.float32, squares=True), weight, bias, eps)
-
-
-def _norm_on_gpu(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, layer: bool
-) -> torch.Tensor:
-    y: torch.Tensor = gpu().norm(x.reshape(-1, x.shape[-1]), weight, bias, eps, layer)
-    return y.view(x.shape)
+    return norm(x, weight, bias, eps, layer=True)
 
 
 def _rows_along(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -92,13 +92,23 @@ float fixed(const ExactProduct& p, const void* x, const void* w, const float* c)
 }
 
 /// The sum of a row (or of its squares) without rounding; all elements are finite.
-float fixed_row(DType type, const void* x, int64_t n, bool squares, DType out_type) {
+float fixed_row(DType type, const void* x, int64_t n, bool squares, DType out_type, float u = 0) {
   FixedSum sum;
   for (int64_t i = 0; i < n; ++i) {
-    const float v = element(type, x, i);
+    const float v = element(type, x, i) - u;
     sum.add_product(v, squares ? v : 1.0f);
   }
   return sum.value(out_type);
+}
+
+/// S (or Q) of a row, u taken from its elements first.
+float row_sum(DType type, const void* x, int64_t n, bool squares, float u) {
+  const ExactKernels& kernels = exact_kernels();
+  const RowSum s = u == 0 ? kernels.sum(type, x, n, squares) : kernels.deviations(type, x, n, u);
+  float result;
+  return certain(s.sum, error_bound(s.magnitude, 0, n / 32 + 40), DType::f32, result)
+             ? result
+             : fixed_row(type, x, n, squares, DType::f32, u);
 }
 
 /// Memory of a thread, kept between calls.
@@ -249,6 +259,23 @@ int64_t exact_rows(const void* x, int64_t rows, int64_t row, int64_t n, bool squ
   return again;
 }
 
+void exact_norm(const void* x, int64_t rows, int64_t row, int64_t n, const void* w, const void* b, float eps,
+                bool centred, void* out, DType type) {
+  const ExactKernels& kernels = exact_kernels();
+  const int threads = threads_for(rows * n, 1 << 16);
+  const int64_t group = div_up(rows, 16 * threads);
+  parallel_for(div_up(rows, group), threads, [&](int64_t i) {
+    const float length = static_cast<float>(n);
+    for (int64_t r = i * group; r < (i + 1) * group && r < rows; ++r) {
+      const void* at = advance(x, type, r * row);
+      const float u = centred ? row_sum(type, at, n, false, 0) / length : 0.0f;
+      const float q = row_sum(type, at, n, true, u);
+      void* to = static_cast<char*>(out) + r * n * size_of(type);
+      kernels.normalise(type, at, n, u, 1.0f / std::sqrt(q / length + eps), w, b, to);
+    }
+  });
+}
+
 int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type) {
   constexpr int64_t kPiece = 4096;
   std::atomic<int64_t> again{0};
@@ -301,6 +328,14 @@ void bind_exact(nb::module_& m) {
     nb::gil_scoped_release release;
     return exact_rows(ptr<void>(x), rows, row, n, squares, ptr<void>(out), static_cast<DType>(dtype),
                       static_cast<DType>(out_dtype));
+  });
+  m.def("exact_norm", [](uintptr_t x, int64_t rows, int64_t row, int64_t n, uintptr_t w, uintptr_t b, double eps,
+                         bool centred, uintptr_t out, int dtype) {
+    need_memory(rows * n, {x});
+    nb::gil_scoped_release release;
+    if (rows * n > 0)
+      exact_norm(ptr<void>(x), rows, row, n, ptr<void>(w), ptr<void>(b), static_cast<float>(eps), centred,
+                 ptr<void>(out), static_cast<DType>(dtype));
   });
   m.def("exact_columns", [](uintptr_t x, int64_t terms, int64_t stride, int64_t n, uintptr_t out, int dtype,
                             int out_dtype) {

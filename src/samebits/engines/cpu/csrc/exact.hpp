@@ -28,6 +28,11 @@ void exact_product_plain(const ExactProduct& p, int threads);
 int64_t exact_rows(const void* x, int64_t rows, int64_t row, int64_t n, bool squares, void* out, DType in_type,
                    DType out_type);
 
+/// out[r] = fma((x[r] - u) * s, w, b) with s = 1 / sqrt(Q(x[r] - u) / n + eps), u = S(x[r]) / n if `centred`, else 0;
+/// exact sums rounded to fp32, rows of out contiguous, everything of one type; w and b may be null.
+void exact_norm(const void* x, int64_t rows, int64_t row, int64_t n, const void* w, const void* b, float eps,
+                bool centred, void* out, DType type);
+
 /// out[i] = R(sum_t x[t * stride + i]), t < terms. Returns as exact_product.
 int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type);
 

@@ -47,7 +47,7 @@ def product_again(x, w, step_x, step_w, k, term, OUT: tl.constexpr):
         low_x = tl.minimum(low_x, tl.where(a == 0, float("inf"), tl.abs(a)))
         low_w = tl.minimum(low_w, tl.where(b == 0, float("inf"), tl.abs(b)))
     y = tl.sum(total, 0) + term.to(tl.float64)
-    FRACTION: tl.constexpr = 23 if IN == tl.float32 else (7 if IN == tl.bfloat16 else 10)
+    FRACTION: tl.constexpr = 23 if tl.float32 == IN else (7 if tl.bfloat16 == IN else 10)
     e = unit_exponent(tl.min(low_x, 0), FRACTION) + unit_exponent(tl.min(low_w, 0), FRACTION)
     field = (term.to(tl.int32, bitcast=True) >> 23) & 255
     e = tl.where(term == 0, e, tl.minimum(e, tl.maximum(field, 1) - 150))
@@ -86,8 +86,8 @@ def row_again(x, step, n, shift, OUT: tl.constexpr, KIND: tl.constexpr):
     """R(sum of the terms of x[i * step]), i < n; "squares" and "deviations" are squared."""
     IN: tl.constexpr = x.dtype.element_ty
     SQUARED: tl.constexpr = KIND == "squares" or KIND == "deviations"
-    WIDE: tl.constexpr = IN == tl.float32 or KIND == "exp" or KIND == "deviations"
-    FRACTION: tl.constexpr = 23 if WIDE else (7 if IN == tl.bfloat16 else 10)
+    WIDE: tl.constexpr = tl.float32 == IN or KIND == "exp" or KIND == "deviations"
+    FRACTION: tl.constexpr = 23 if WIDE else (7 if tl.bfloat16 == IN else 10)
     total = tl.zeros([_BLOCK], tl.float64)
     size = tl.zeros([_BLOCK], tl.float64)
     low = tl.full([_BLOCK], float("inf"), tl.float32)

@@ -230,6 +230,39 @@ RowSum sum_typed(const T* x, int64_t n, bool squares) {
 }
 
 template <class T>
+RowSum deviations_typed(const T* x, int64_t n, float u) {
+  D16 total[2] = {set1_d(0), set1_d(0)};
+  const F16 mean = set1(u);
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32)
+    for (int at = 0; at < 2; ++at) {
+      const D16 d = widen(sub(load(x + i + 16 * at), mean));
+      total[at] = fma(d, d, total[at]);
+    }
+  for (; i < n; i += 16) {
+    const int left = n - i < 16 ? static_cast<int>(n - i) : 16;
+    const D16 d = widen(select(m_first(left), sub(load_part(x + i, left), mean), zero()));
+    total[0] = fma(d, d, total[0]);
+  }
+  const double sum = fold(add(total[0], total[1]));
+  return {sum, sum};
+}
+
+template <class T>
+void normalise_typed(const T* x, int64_t n, float u, float r, const T* w, const T* b, T* out) {
+  const F16 mean = set1(u), scale = set1(r);
+  for (int64_t i = 0; i < n; i += 16) {
+    const int left = n - i < 16 ? static_cast<int>(n - i) : 16;
+    F16 t = mul(sub(load_part(x + i, left), mean), scale);
+    if (w && b) t = fma(t, load_part(w + i, left), load_part(b + i, left));
+    else if (w) t = mul(t, load_part(w + i, left));
+    else if (b) t = add(t, load_part(b + i, left));
+    if (left == 16) store(out + i, t);
+    else store_part(out + i, t, left);
+  }
+}
+
+template <class T>
 double smallest_typed(const T* x, int64_t n) {
   F16 low = set1(kInf);
   int64_t i = 0;
@@ -246,6 +279,28 @@ RowSum sum(DType type, const void* x, int64_t n, bool squares) {
   }
 }
 
+RowSum deviations(DType type, const void* x, int64_t n, float u) {
+  switch (type) {
+    case DType::f32: return deviations_typed(static_cast<const float*>(x), n, u);
+    case DType::bf16: return deviations_typed(static_cast<const bf16*>(x), n, u);
+    default: return deviations_typed(static_cast<const f16*>(x), n, u);
+  }
+}
+
+template <class T>
+void normalise_as(const void* x, int64_t n, float u, float r, const void* w, const void* b, void* out) {
+  normalise_typed(static_cast<const T*>(x), n, u, r, static_cast<const T*>(w), static_cast<const T*>(b),
+                  static_cast<T*>(out));
+}
+
+void normalise(DType type, const void* x, int64_t n, float u, float r, const void* w, const void* b, void* out) {
+  switch (type) {
+    case DType::f32: return normalise_as<float>(x, n, u, r, w, b, out);
+    case DType::bf16: return normalise_as<bf16>(x, n, u, r, w, b, out);
+    case DType::f16: return normalise_as<f16>(x, n, u, r, w, b, out);
+  }
+}
+
 double smallest(DType type, const void* x, int64_t n) {
   switch (type) {
     case DType::f32: return smallest_typed(static_cast<const float*>(x), n);
@@ -258,7 +313,7 @@ double smallest(DType type, const void* x, int64_t n) {
 
 const ExactKernels& exact_kernels();
 const ExactKernels& exact_kernels() {
-  static const ExactKernels table{kWidth, pack, multiply, stream, sum, smallest};
+  static const ExactKernels table{kWidth, pack, multiply, stream, sum, deviations, normalise, smallest};
   return table;
 }
 

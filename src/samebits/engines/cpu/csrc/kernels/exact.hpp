@@ -32,6 +32,10 @@ struct ExactKernels {
   void (*stream)(DType, const double* x, int64_t rows, int64_t k_padded, const void* w, int64_t w_row,
                  int64_t columns, int64_t k, double* acc, RowFacts* facts);
   RowSum (*sum)(DType, const void* x, int64_t n, bool squares);
+  /// The sum of the squares of x - u, a difference rounded to fp32.
+  RowSum (*deviations)(DType, const void* x, int64_t n, float u);
+  /// out = fma((x - u) * r, w, b) in fp32, every operation rounded; w and b may be null. All of one type.
+  void (*normalise)(DType, const void* x, int64_t n, float u, float r, const void* w, const void* b, void* out);
   /// The smallest magnitude of a row that is not zero; +Inf without one.
   double (*smallest)(DType, const void* x, int64_t n);
 };
