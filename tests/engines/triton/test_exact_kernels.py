@@ -157,3 +157,18 @@ def test_norms(op: str, name: str) -> None:
 def test_exp() -> None:
     x = torch.randn(3000) * 40
     assert bits.equal(gpu.exp(x.to(DEVICE)).cpu(), pointwise.exp(x))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_parts(name: str) -> None:
+    x, w = (spread(r, 36, dtype=DTYPES[name], octaves=3, seed=r) for r in (5, 40))
+    y, e = gpu.partial(x.to(DEVICE), w.to(DEVICE))
+    exact, _ = cpu.partial(x, w)
+    assert ((y.cpu() - exact).abs() <= 2 * e.cpu()).all()
+    parts = torch.stack((y, torch.full_like(y, 0.25))).view(2, -1)
+    bounds = torch.stack((e, torch.zeros_like(e))).view(2, -1)
+    got, left = gpu.join(parts, bounds, DTYPES[name])
+    want, open_ = cpu.join(parts.cpu(), bounds.cpu(), DTYPES[name])
+    assert bits.equal(got.cpu(), want) and torch.equal(left.cpu(), open_)
+    full = cpu.product(x, w, torch.full((40,), 0.25), DTYPES[name])[0].view(-1)
+    assert bits.equal(got.cpu()[~left.cpu()], full[~left.cpu()])

@@ -21,6 +21,19 @@ def terms(ranks: int, dtype: torch.dtype, n: int) -> torch.Tensor:
     return special(spread(ranks, n, dtype=dtype, octaves=12, seed=n), n, 0.01)
 
 
+#: Where the columns of the ranks begin; one of four has none.
+SHARES = {1: (0, 200), 2: (0, 73, 200), 4: (0, 64, 64, 131, 200)}
+
+
+def operands(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Sums that fp64 decides, and sums that only integers do."""
+    found = {}
+    for name, octaves in (("usual", 2), ("whole", 0), ("wide", 60)):
+        x, w = (spread(r, 200, dtype=dtype, octaves=octaves, seed=r) for r in (7, 9))
+        found[name] = (special(x, 1, 0.001), w, spread(9, dtype=dtype, octaves=octaves, seed=3))
+    return found
+
+
 def rank(index: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=index,
@@ -39,6 +52,11 @@ def rank(index: int, ranks: int, folder: str) -> None:
             stock = x[index].clone()
             dist.all_reduce(stock)
             found[f"{dtype} {n} stock"] = stock
+        for name, (x, w, b) in operands(dtype).items():
+            edges = SHARES[ranks]
+            at = slice(edges[index], edges[index + 1])
+            y = ops.exact.row_parallel_linear(x[:, at], w[:, at], b)
+            found[f"{dtype} {name}"] = y
     torch.save(found, f"{folder}/{ranks}-{index}.pt")
     dist.destroy_process_group()
 
@@ -67,6 +85,28 @@ def test_the_sum_is_exact(
             if ranks > 1:
                 two = ops.exact.sum(terms(2, dtype, n), 0)
                 assert bits.equal(of_rank[f"{dtype} {n} two"], two)
+
+
+@pytest.mark.parametrize("name", ["usual", "whole", "wide"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_terms_of_one_sum_on_several_ranks(
+    results: dict[int, list[dict[str, torch.Tensor]]], dtype: torch.dtype, name: str
+) -> None:
+    x, w, b = operands(dtype)[name]
+    want = ops.exact.linear(x, w, b)
+    for found in results.values():
+        for of_rank in found:
+            assert bits.equal(of_rank[f"{dtype} {name}"], want)
+
+
+def test_integers_decide_what_bounds_leave_open() -> None:
+    x, w, _ = operands(torch.float32)["wide"]
+    y, e = engine.partial(x, w)
+    _, left = engine.join(y.view(1, -1), e.view(1, -1), torch.float32)
+    assert left.any()
+    assert bits.equal(ops.exact.row_parallel_linear(x, w), ops.exact.linear(x, w))
+    z = ops.exact.row_parallel_linear(x[:, :0], w[:, :0], torch.ones(9))
+    assert bits.equal(z, torch.ones(7, 9))
 
 
 def test_stock_is_not_exact(results: dict[int, list[dict[str, torch.Tensor]]]) -> None:

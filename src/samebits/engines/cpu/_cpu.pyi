@@ -268,3 +268,24 @@ def exact_norm(
     x: int, rows: int, row: int, n: int, w: int, b: int, eps: float, centred: bool, out: int,
     dtype: int,
 ) -> None: ...  # fmt: skip
+
+EXACT_LIMBS: int
+
+def exact_partial(
+    x: int,
+    w: int,
+    y: int,
+    bound: int,
+    rows: int,
+    n: int,
+    k: int,
+    x_row: int,
+    w_row: int,
+    dtype: int,
+) -> None: ...
+def exact_join(y: int, e: int, parts: int, n: int, out: int, out_dtype: int, open: int) -> None: ...
+def exact_limbs(
+    x: int, w: int, k: int, x_row: int, w_row: int, dtype: int, rows: int, columns: int, count: int,
+    limbs: int,
+) -> None: ...  # fmt: skip
+def exact_value(limbs: int, term: int, count: int, out: int, out_dtype: int) -> None: ...

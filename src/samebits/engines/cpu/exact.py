@@ -99,6 +99,59 @@ def columns(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, int]
     return out, again
 
 
+def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x @ w.T`` in fp64, x [M, K], w [N, K], and what each sum may be wrong by: both [M, N]."""
+    x, w = _rows(x), _rows(w)
+    y = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float64)
+    e = torch.empty_like(y)
+    _cpu.exact_partial(
+        x.data_ptr(), w.data_ptr(), y.data_ptr(), e.data_ptr(), x.shape[0], w.shape[0], x.shape[1],
+        x.stride(0), w.stride(0), DTYPE_CODE[x.dtype],
+    )  # fmt: skip
+    return y, e
+
+
+def join(
+    y: torch.Tensor, e: torch.Tensor, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of parts y [P, n] that may be wrong by e [P, n], rounded once.
+
+    Returns:
+        [n], and a mask of what the bounds leave open.
+    """
+    parts, n = y.shape
+    out, left = torch.empty(n, dtype=out_dtype), torch.empty(n, dtype=torch.bool)
+    _cpu.exact_join(
+        y.data_ptr(), e.data_ptr(), parts, n, out.data_ptr(), DTYPE_CODE[out_dtype],
+        left.data_ptr(),
+    )  # fmt: skip
+    return out, left
+
+
+def limbs(
+    x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
+    """Sums without rounding of x[rows[i]] . w[columns[i]]: integers that may be added, [i, 20]."""
+    x, w = _rows(x), _rows(w)
+    found = torch.empty((len(rows), _cpu.EXACT_LIMBS), dtype=torch.int64)
+    _cpu.exact_limbs(
+        x.data_ptr(), w.data_ptr(), x.shape[1], x.stride(0), w.stride(0), DTYPE_CODE[x.dtype],
+        rows.data_ptr(), columns.data_ptr(), len(rows), found.data_ptr(),
+    )  # fmt: skip
+    return found
+
+
+def value(held: torch.Tensor, term: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
+    """R(what limbs [i, 20] hold + term): term fp32 [i] or None."""
+    held = held.contiguous()
+    out = torch.empty(len(held), dtype=out_dtype)
+    _cpu.exact_value(
+        held.data_ptr(), 0 if term is None else term.data_ptr(), len(held), out.data_ptr(),
+        DTYPE_CODE[out_dtype],
+    )  # fmt: skip
+    return out
+
+
 def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 

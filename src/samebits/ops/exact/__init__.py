@@ -14,7 +14,7 @@ no backward: a tensor that requires a gradient is refused while gradients are re
 from __future__ import annotations
 
 from samebits.ops.exact.attention import attention
-from samebits.ops.exact.collective import all_reduce
+from samebits.ops.exact.collective import all_reduce, row_parallel_linear
 from samebits.ops.exact.products import baddbmm, dot, linear, matmul
 from samebits.ops.exact.rows import (
     layer_norm,
@@ -29,5 +29,5 @@ from samebits.ops.exact.rows import (
 
 __all__ = [
     "all_reduce", "attention", "baddbmm", "dot", "layer_norm", "linear", "log_softmax", "logsumexp",
-    "matmul", "mean", "rms_norm", "softmax", "sum", "vector_norm",
+    "matmul", "mean", "rms_norm", "row_parallel_linear", "softmax", "sum", "vector_norm",
 ]  # fmt: skip

@@ -1,8 +1,12 @@
 """Sums over ranks that no number of ranks, order, ring or tree can change.
 
-Every element is the correctly rounded exact sum of what the ranks hold. Numbers travel as they are:
-each rank sums its share of the elements and sends the results on, which moves as many bytes as a
-ring does.
+`all_reduce`: every element is the correctly rounded exact sum of what the ranks hold. Numbers
+travel as they are: each rank sums its share of the elements and sends the results on, which moves
+as many bytes as a ring does.
+
+`row_parallel_linear`: the terms of one sum lie on several ranks, and it is rounded once all the
+same. Partial sums travel in fp64 with bounds of their errors; for the few results that these leave
+open the ranks exchange sums without rounding, which are integers.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from samebits.ops.exact.engine import checked, columns
+from samebits.engines.cpu import exact as integers
+from samebits.errors import DTypeError, ShapeError
+from samebits.ops.exact.engine import checked, columns, join, partial
 
 #: From so many elements a rank on it sums a share instead of everything.
 _EXCHANGE_FROM = 4096
@@ -47,3 +53,64 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
     everyone = total.new_empty(share * ranks)
     dist.all_gather_into_tensor(everyone, total, group=group)
     return everyone[:n].view(x.shape)
+
+
+def row_parallel_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """``x @ weight.T + bias`` for columns of x and weight that are spread over ranks in any way.
+
+    The bits are those of `linear` on one rank with all columns.
+
+    Args:
+        x: [..., K_r], this rank's columns; any number of them.
+        weight: [N, K_r], dtype of x.
+        bias: [N], dtype of x or fp32, the same on every rank; or None.
+        group: the ranks; None: the default group, or this process alone without one.
+
+    Returns:
+        [..., N] in x's dtype, the same on every rank.
+
+    Raises:
+        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+    """
+    op = "row_parallel_linear"
+    x, weight = checked(op, x), checked(op, weight)
+    if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"exact.{op}: x {tuple(x.shape)} and weight {tuple(weight.shape)}")
+    if weight.dtype is not x.dtype or weight.device != x.device:
+        raise DTypeError(f"exact.{op}: weight must be {x.dtype} on {x.device}")
+    if bias is not None and (
+        bias.shape != weight.shape[:1] or checked(op, bias).dtype not in (x.dtype, torch.float32)
+    ):
+        raise ShapeError(f"exact.{op}: bias must be [{weight.shape[0]}] of {x.dtype} or fp32")
+    rows, n = x.reshape(x.shape[:-1].numel(), x.shape[-1]), weight.shape[0]
+    mine = torch.stack(partial(rows, weight))
+    parts = _gathered(mine, group)
+    if bias is not None:
+        term = bias.to(torch.float32).expand(len(rows), n)
+        exact = torch.stack((term.to(torch.float64), torch.zeros_like(mine[0])))
+        parts = torch.cat((parts, exact.unsqueeze(0)))
+    y, e = (t.reshape(len(parts), -1).contiguous() for t in parts.unbind(1))
+    out, left = join(y, e, x.dtype)
+    at = left.nonzero().flatten()  # the same on every rank
+    if at.numel():
+        held = integers.limbs(rows.cpu(), weight.cpu(), (at // n).cpu(), (at % n).cpu())
+        total = _gathered(held.to(x.device), group).sum(0).cpu()
+        more = None if bias is None else term.reshape(-1)[at].cpu()
+        out[at] = integers.value(total, more, x.dtype).to(x.device)
+    return out.view(*x.shape[:-1], n)
+
+
+def _gathered(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """What every rank holds: [ranks, ...]."""
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    if ranks == 1:
+        return x.unsqueeze(0)
+    found = x.new_empty((ranks, *x.shape))
+    dist.all_gather_into_tensor(found.view(-1), x.contiguous().view(-1), group=group)
+    return found

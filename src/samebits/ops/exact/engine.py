@@ -55,6 +55,20 @@ def norm(
     return result.view(x.shape)
 
 
+def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x @ w.T`` in fp64, [M, N], and what each sum may be wrong by."""
+    result: tuple[torch.Tensor, torch.Tensor] = _engine(x).partial(x, w)
+    return result
+
+
+def join(
+    y: torch.Tensor, e: torch.Tensor, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of parts y [P, n] that may be wrong by e, rounded once; and a mask of what is open."""
+    result: tuple[torch.Tensor, torch.Tensor] = _engine(y).join(y, e, out_dtype)
+    return result
+
+
 def exp(x: torch.Tensor) -> torch.Tensor:
     """e^x of fp32 numbers: `contract.functions.exp`, on every device."""
     result: torch.Tensor = gpu().exp(x) if x.is_cuda else pointwise.exp(x)

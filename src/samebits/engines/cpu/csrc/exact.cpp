@@ -144,13 +144,19 @@ int64_t finish(const ExactProduct& p, const Task& t, const Scratch& s, int64_t d
       double y = s.acc[static_cast<size_t>(r * t.columns + c)];
       const float* term =
           p.c ? p.c + t.batch * p.c_batch + (t.m0 + r) * p.c_row + (t.n0 + c) * p.c_col : nullptr;
+      const int64_t at = t.batch * p.out_batch + (t.m0 + r) * p.out_row + (t.n0 + c) * p.out_col;
+      if (p.bound) {  // a sum that is not finite is what it is
+        static_cast<double*>(p.out)[at] = y;
+        p.bound[at] = std::isfinite(y) ? e : 0;
+        continue;
+      }
       if (term) y = with_term(y, *term, e);
       float result;
       if (!certain(y, e, p.out_type, result)) {
         result = fixed(p, advance(x, p.in_type, r * p.x_row), advance(w, p.in_type, c * p.w_row), term);
         ++again;
       }
-      put(p.out_type, p.out, t.batch * p.out_batch + (t.m0 + r) * p.out_row + (t.n0 + c) * p.out_col, result);
+      put(p.out_type, p.out, at, result);
     }
   }
   return again;
@@ -303,13 +309,51 @@ int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, v
   return again;
 }
 
+void exact_join(const double* y, const double* e, int64_t parts, int64_t n, void* out, DType out_type, uint8_t* open) {
+  constexpr int64_t kPiece = 4096;
+  parallel_for(div_up(n, kPiece), threads_for(parts * n, 1 << 14), [&](int64_t piece) {
+    const int64_t end = (piece + 1) * kPiece < n ? (piece + 1) * kPiece : n;
+    for (int64_t i = piece * kPiece; i < end; ++i) {
+      double sum = 0, error = 0;
+      for (int64_t p = 0; p < parts; ++p) {
+        const double d = y[p * n + i], s = sum + d, v = s - sum;
+        error += e[p * n + i] * kSlack;
+        if (std::isfinite(s)) error += std::fabs((sum - (s - v)) + (d - v));  // Knuth's TwoSum: exact
+        sum = s;
+      }
+      float result;
+      open[i] = !certain(sum, error, out_type, result);
+      put(out_type, out, i, result);
+    }
+  });
+}
+
+void exact_limbs(const ExactProduct& p, const int64_t* m, const int64_t* n, int64_t count, int64_t* limbs) {
+  parallel_for(count, threads_for(count * p.k, 1 << 14), [&](int64_t i) {
+    FixedSum sum;
+    for (int64_t k = 0; k < p.k; ++k)
+      sum.add_product(element(p.in_type, p.x, m[i] * p.x_row + k), element(p.in_type, p.w, n[i] * p.w_row + k));
+    const int64_t* from = sum.limbs();
+    for (int l = 0; l < FixedSum::kLimbs; ++l) limbs[i * FixedSum::kLimbs + l] = from[l];
+  });
+}
+
+void exact_value(const int64_t* limbs, const float* term, int64_t count, void* out, DType out_type) {
+  for (int64_t i = 0; i < count; ++i) {
+    FixedSum sum;
+    sum.add(limbs + i * FixedSum::kLimbs);
+    if (term) sum.add_value(term[i]);
+    put(out_type, out, i, sum.value(out_type));
+  }
+}
+
 void bind_exact(nb::module_& m) {
   const auto problem = [](uintptr_t x, uintptr_t w, uintptr_t c, uintptr_t out, int64_t batch, int64_t rows, int64_t n,
                           int64_t k, int64_t xb, int64_t xr, int64_t wb, int64_t wr, int64_t cb, int64_t cr, int64_t cc,
                           int64_t ob, int64_t orow, int64_t oc, int dtype, int out_dtype) {
     need_memory(batch * rows * n * k, {x, w});
     return ExactProduct{ptr<void>(x), ptr<void>(w), ptr<const float>(c), ptr<void>(out), batch, rows, n, k, xb, xr, wb,
-                        wr, cb, cr, cc, ob, orow, oc, static_cast<DType>(dtype), static_cast<DType>(out_dtype)};
+                        wr, cb, cr, cc, ob, orow, oc, static_cast<DType>(dtype), static_cast<DType>(out_dtype), nullptr};
   };
   m.def("exact_product", [problem](uintptr_t x, uintptr_t w, uintptr_t c, uintptr_t out, int64_t batch, int64_t rows,
                                    int64_t n, int64_t k, int64_t xb, int64_t xr, int64_t wb, int64_t wr, int64_t cb,
@@ -329,6 +373,33 @@ void bind_exact(nb::module_& m) {
     return exact_rows(ptr<void>(x), rows, row, n, squares, ptr<void>(out), static_cast<DType>(dtype),
                       static_cast<DType>(out_dtype));
   });
+  m.def("exact_partial", [](uintptr_t x, uintptr_t w, uintptr_t y, uintptr_t bound, int64_t rows, int64_t n, int64_t k,
+                            int64_t xr, int64_t wr, int dtype) {
+    need_memory(rows * n * k, {x, w});
+    nb::gil_scoped_release release;
+    const DType type = static_cast<DType>(dtype);
+    exact_product({ptr<void>(x), ptr<void>(w), nullptr, ptr<void>(y), 1, rows, n, k, 0, xr, 0, wr, 0, 0, 0, 0, n, 1, type,
+                   type, ptr<double>(bound)});
+  });
+  m.def("exact_join", [](uintptr_t y, uintptr_t e, int64_t parts, int64_t n, uintptr_t out, int out_dtype, uintptr_t open) {
+    need_memory(parts * n, {y, e});
+    nb::gil_scoped_release release;
+    exact_join(ptr<const double>(y), ptr<const double>(e), parts, n, ptr<void>(out), static_cast<DType>(out_dtype),
+               ptr<uint8_t>(open));
+  });
+  m.def("exact_limbs", [](uintptr_t x, uintptr_t w, int64_t k, int64_t xr, int64_t wr, int dtype, uintptr_t rows,
+                          uintptr_t columns, int64_t count, uintptr_t limbs) {
+    need_memory(count * k, {x, w});
+    nb::gil_scoped_release release;
+    const DType type = static_cast<DType>(dtype);
+    exact_limbs({ptr<void>(x), ptr<void>(w), nullptr, nullptr, 1, 0, 0, k, 0, xr, 0, wr, 0, 0, 0, 0, 0, 0, type, type,
+                 nullptr},
+                ptr<const int64_t>(rows), ptr<const int64_t>(columns), count, ptr<int64_t>(limbs));
+  });
+  m.def("exact_value", [](uintptr_t limbs, uintptr_t term, int64_t count, uintptr_t out, int out_dtype) {
+    exact_value(ptr<const int64_t>(limbs), ptr<const float>(term), count, ptr<void>(out), static_cast<DType>(out_dtype));
+  });
+  m.attr("EXACT_LIMBS") = FixedSum::kLimbs;
   m.def("exact_norm", [](uintptr_t x, int64_t rows, int64_t row, int64_t n, uintptr_t w, uintptr_t b, double eps,
                          bool centred, uintptr_t out, int dtype) {
     need_memory(rows * n, {x});

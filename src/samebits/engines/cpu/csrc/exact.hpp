@@ -16,6 +16,7 @@ struct ExactProduct {
   int64_t x_batch, x_row, w_batch, w_row;
   int64_t c_batch, c_row, c_col, out_batch, out_row, out_col;
   DType in_type, out_type;
+  double* bound;  // if not null, out is fp64: the sums, not rounded, and here what they may be wrong by
 };
 
 /// Returns how many results were not certain in fp64 and were summed without rounding.
@@ -35,5 +36,15 @@ void exact_norm(const void* x, int64_t rows, int64_t row, int64_t n, const void*
 
 /// out[i] = R(sum_t x[t * stride + i]), t < terms. Returns as exact_product.
 int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type);
+
+/// Joins parts of sums: out[i] = R(sum_p y[p * n + i]), each part within e[p * n + i] of the exact one. Where that does
+/// not decide the rounding open[i] is 1 and out[i] is not final, else 0.
+void exact_join(const double* y, const double* e, int64_t parts, int64_t n, void* out, DType out_type, uint8_t* open);
+
+/// Limbs of sums without rounding (`FixedSum::kLimbs` each, which may be added): of x[m[i]] . w[n[i]], i < count.
+void exact_limbs(const ExactProduct& p, const int64_t* m, const int64_t* n, int64_t count, int64_t* limbs);
+
+/// out[i] = R(the sum that limbs hold + term[i]); term may be null.
+void exact_value(const int64_t* limbs, const float* term, int64_t count, void* out, DType out_type);
 
 }  // namespace samebits

@@ -53,9 +53,9 @@ class FixedSum {
   /// Adds a finite a.
   void add_value(float a) { add_product(a, 1.0f); }
 
-  void add(const FixedSum& other) {
-    for (int i = 0; i < kLimbs; ++i) limb_[i] += other.limb_[i];
-    pending_ += other.pending_;
+  /// Adds limbs, or sums of limbs of up to 2^20 sums, as `limbs` gives them.
+  void add(const int64_t* limbs) {
+    for (int i = 0; i < kLimbs; ++i) limb_[i] += limbs[i];
     carry();
   }
 

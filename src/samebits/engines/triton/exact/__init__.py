@@ -15,6 +15,7 @@ from samebits.engines.triton.exact import residue
 from samebits.engines.triton.exact.rowwise import (
     column_kernel,
     exp_kernel,
+    join_kernel,
     norm_kernel,
     row_kernel,
     softmax_kernel,
@@ -66,8 +67,35 @@ def wide(
     launch(
         wide_kernel, (-(-n // bn), -(-m // bm), items),
         x, w, c, y, m, n, k, *_strides(x)[:2], *_strides(w)[:2], *term, m * n,
-        BM=bm, BN=bn, BK=32, HAS_C=c is not None, num_warps=4, num_stages=3,
+        BM=bm, BN=bn, BK=32, HAS_C=c is not None, PARTIAL=False, num_warps=4, num_stages=3,
     )  # fmt: skip
+
+
+def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x @ w.T`` in fp64 and what each sum may be wrong by: as `cpu.exact.partial`."""
+    x, w = _words(x), _words(w)
+    (m, k), n = x.shape, w.shape[0]
+    y = torch.empty((m, n), dtype=torch.float64, device=x.device)
+    e = torch.empty_like(y)
+    bm = 16 if m <= 16 else 32
+    launch(
+        wide_kernel, (-(-n // 32), -(-m // bm), 1), x, w, e, y, m, n, k, 0, x.stride(0), 0,
+        w.stride(0), 0, 0, 0, 0,
+        BM=bm, BN=32, BK=32, HAS_C=False, PARTIAL=True, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return y, e
+
+
+def join(
+    y: torch.Tensor, e: torch.Tensor, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of parts [P, n], rounded once, and what is left open: as `cpu.exact.join`."""
+    parts, n = y.shape
+    out = torch.empty(n, dtype=out_dtype, device=y.device)
+    left = torch.empty(n, dtype=torch.bool, device=y.device)
+    if n:
+        launch(join_kernel, (-(-n // 1024),), y, e, out, left, parts, n, BLOCK=1024)
+    return out, left
 
 
 def rows(

@@ -193,3 +193,23 @@ def column_kernel(x, y, terms, n, stride, BLOCK: tl.constexpr):
         at = tl.program_id(0).to(tl.int64) * BLOCK + open_
         tl.store(y + at, row_again(x + at, stride, terms, 0.0, OUT, "sum"))
         open_ = tl.min(tl.where(here & ~sure & (number > open_), number, BLOCK), 0)
+
+
+@triton.jit
+def join_kernel(y, e, out, left, parts, n, BLOCK: tl.constexpr):
+    """out[i] = R(sum of y[p, i]), each wrong by at most e[p, i]; left[i]: that leaves it open."""
+    OUT: tl.constexpr = out.dtype.element_ty
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = i < n
+    total = tl.zeros([BLOCK], tl.float64)
+    lost = tl.zeros([BLOCK], tl.float64)
+    for p in range(parts):
+        d = tl.load(y + p * n + i, mask=here, other=0.0)
+        s = total + d
+        v = s - total
+        rest = tl.abs((total - (s - v)) + (d - v))  # Knuth's TwoSum: exact
+        lost += tl.load(e + p * n + i, mask=here, other=0.0) * SLACK + rest
+        total = s
+    result, sure = certain(total, lost, OUT)
+    tl.store(out + i, result, mask=here)
+    tl.store(left + i, ~sure, mask=here)

@@ -27,11 +27,13 @@ def wide_kernel(
     x, w, c, y, m, n, k,
     x_batch, x_row, w_batch, w_row, c_batch, c_row, c_col, y_batch,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HAS_C: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """y[b] = R(x[b] @ w[b].T + c[b]): x [B, m, k], w [B, n, k], c fp32, y [B, m, n] contiguous.
 
     x and w are both fp32, or both bf16 with words of two that are aligned: k, row and batch strides
-    are even. Columns are contiguous.
+    are even. Columns are contiguous. PARTIAL: y is fp64, the sums as they are, and c, as large,
+    gets what they may be wrong by.
     """
     OUT: tl.constexpr = y.dtype.element_ty
     batch = tl.program_id(2).to(tl.int64)
@@ -74,28 +76,32 @@ def wide_kernel(
         acc = tl.dot(a, tl.trans(b), acc, out_dtype=tl.float64)
     norms = tl.sqrt(tl.sum(x_squares, 1))[:, None] * tl.sqrt(tl.sum(w_squares, 1))[None, :]
     e = norms * ((k + 64) * (UNIT * SLACK))
-    total = acc
     here = (rows < m)[:, None] & (columns < n)[None, :]
-    if HAS_C:
-        c += batch * c_batch
-        c_at = (rows.to(tl.int64) * c_row)[:, None] + (columns.to(tl.int64) * c_col)[None, :]
-        d = tl.load(c + c_at, mask=here, other=0.0).to(tl.float64)
-        total = acc + d
-        v = total - acc
-        lost = tl.abs((acc - (total - v)) + (d - v))  # Knuth's TwoSum: exact
-        e += lost
-    result, sure = certain(total, e, OUT)
     y_at = (rows.to(tl.int64) * n)[:, None] + columns[None, :]
-    tl.store(y + y_at, result, mask=here)
-    number = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-    open_ = tl.min(tl.min(tl.where(here & ~sure, number, BM * BN), 1), 0)
-    while open_ < BM * BN:
-        r = tl.program_id(1) * BM + open_ // BN
-        col = tl.program_id(0) * BN + open_ % BN
-        term = 0.0
+    if PARTIAL:
+        tl.store(y + y_at, acc, mask=here)
+        tl.store(c + y_at, tl.where(tl.abs(acc) < float("inf"), e, 0.0), mask=here)
+    else:
+        total = acc
         if HAS_C:
-            term = tl.load(c + r.to(tl.int64) * c_row + col.to(tl.int64) * c_col)
-        exact = product_again(x + r.to(tl.int64) * x_row, w + col.to(tl.int64) * w_row, 1, 1,
-                              k, term, OUT)  # fmt: skip
-        tl.store(y + r.to(tl.int64) * n + col, exact)
-        open_ = tl.min(tl.min(tl.where(here & ~sure & (number > open_), number, BM * BN), 1), 0)
+            c += batch * c_batch
+            c_at = (rows.to(tl.int64) * c_row)[:, None] + (columns.to(tl.int64) * c_col)[None, :]
+            d = tl.load(c + c_at, mask=here, other=0.0).to(tl.float64)
+            total = acc + d
+            v = total - acc
+            lost = tl.abs((acc - (total - v)) + (d - v))  # Knuth's TwoSum: exact
+            e += lost
+        result, sure = certain(total, e, OUT)
+        tl.store(y + y_at, result, mask=here)
+        number = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        open_ = tl.min(tl.min(tl.where(here & ~sure, number, BM * BN), 1), 0)
+        while open_ < BM * BN:
+            r = tl.program_id(1) * BM + open_ // BN
+            col = tl.program_id(0) * BN + open_ % BN
+            term = 0.0
+            if HAS_C:
+                term = tl.load(c + r.to(tl.int64) * c_row + col.to(tl.int64) * c_col)
+            exact = product_again(x + r.to(tl.int64) * x_row, w + col.to(tl.int64) * w_row, 1, 1,
+                                  k, term, OUT)  # fmt: skip
+            tl.store(y + r.to(tl.int64) * n + col, exact)
+            open_ = tl.min(tl.min(tl.where(here & ~sure & (number > open_), number, BM * BN), 1), 0)
