@@ -238,3 +238,13 @@ def test_engine_functions_are_reached_through_their_modules() -> None:
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     assert (node.module, alias.name) not in offered, (path, alias.name)
+
+
+def test_every_offered_function_is_known() -> None:
+    from samebits.guard import cpu_points, gpu_points
+
+    known = set(cpu_points.POINTS) | set(gpu_points.POINTS)
+    assert set(watch._offered) <= known
+    assert {key for key in known if key[0].startswith("samebits.engines.cpu")} <= set(
+        watch._offered
+    )

@@ -100,9 +100,9 @@ def test_looking_up_sees_no_clock_and_no_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "getenv", explode)
     monkeypatch.setattr(type(os.environ), "__getitem__", explode)
     monkeypatch.setattr(type(os.environ), "get", explode)
-    planner._forget()
+    planner.forget()
     found = [row_for(KEY).at(m) for m in (1, 7, 64, 513, 100000)]
-    planner._forget()
+    planner.forget()
     assert [row_for(KEY).at(m) for m in (100000, 513, 64, 7, 1)] == found[::-1]
 
 
@@ -134,7 +134,7 @@ def test_vendor_algorithms_need_their_library(
     assert row.own[:3] == (Own(tile=5), default(key, 1), Own(tile=9))
     assert row.own_at(1) == Own(tile=5)
     monkeypatch.setattr(tables, "cublaslt", lambda: "99.0.0")
-    planner._forget()
+    planner.forget()
     assert row_for(KEY).schedules == row.own
 
 
@@ -158,7 +158,7 @@ def test_committed_tables_are_in_force_without_asking(
     made.save(tmp_path / "sm_90" / "linear.json")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     tables.committed.cache_clear()
-    planner._forget()
+    planner.forget()
     assert row_for(KEY).at(1) == Own(tile=3)
     assert front.current("sm_90").id == made.id
     assert front.current("cpu").entries == ()

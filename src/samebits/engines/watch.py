@@ -55,19 +55,19 @@ def watched() -> bool:
     return _wrap is not None
 
 
-class _Found(threading.local):
+class Found(threading.local):
+    """What the launches of a thread have found.
+
+    Attributes:
+        wrong: outputs that took another path than the contract's, since somebody looked.
+    """
+
     wrong = 0
 
 
-_found = _Found()
+found = Found()
 
 
 def report(wrong: int) -> None:
     """A launch of this thread found that so many outputs took another path than the contract's."""
-    _found.wrong += wrong
-
-
-def take() -> int:
-    """What this thread's launches have reported since the last time."""
-    wrong, _found.wrong = _found.wrong, 0
-    return wrong
+    found.wrong += wrong

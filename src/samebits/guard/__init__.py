@@ -8,6 +8,7 @@ from __future__ import annotations
 from samebits.guard.control import configure, setting
 from samebits.guard.devices import Device, identify
 from samebits.guard.events import Counts, Event, Operand, counts, publish, subscribe
+from samebits.guard.steps import flagged, step
 
 __all__ = [
     "Counts",
@@ -16,8 +17,10 @@ __all__ = [
     "Operand",
     "configure",
     "counts",
+    "flagged",
     "identify",
     "publish",
     "setting",
+    "step",
     "subscribe",
 ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from samebits import settings
 from samebits.contract import path
+from samebits.engines import tickets
 from samebits.engines.cpu import _cpu
 from samebits.guard import observe, settle
 from samebits.guard.setting import Setting, parse
 from samebits.guard.settle import Alarm
 from samebits.mode import switch
-from samebits.plan import contract_of
+from samebits.plan import contract_of, planner
 
 _setting = Setting()
 _seed = 0
@@ -37,6 +38,11 @@ def setting() -> Setting:
     return _setting
 
 
+def seed() -> int:
+    """What decides which calls are sampled."""
+    return _seed
+
+
 def configure(
     *,
     seed: int | None = None,
@@ -60,10 +66,13 @@ def configure(
 
 
 def _paths(on: bool) -> None:
-    """Has the CPU engine check paths, or not. Dtypes share the paths of their operation."""
+    """Has the engines check paths, or not. On a CPU dtypes share the paths of their operation."""
     product = path.seed(contract_of("linear", dtype="fp32"))
     attention = contract_of("attention", dtype="fp32")
     _cpu.check_paths(on, product, path.seed(attention), attention.leaf)
+    if tickets.checking() is not on:
+        tickets.check(on)
+        planner.forget()  # and with it every launch that was made ready
 
 
 settle.rules.dumps = settings.guard_dumps()

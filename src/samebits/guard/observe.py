@@ -8,44 +8,57 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from samebits.engines import watch
-from samebits.guard import results, settle
+from samebits.guard import cpu_points, results, settle
 from samebits.guard.events import counts
-from samebits.guard.points import Again, Call, Point, point_of
-from samebits.guard.setting import Setting, chosen
-
-#: Call numbers that are looked through at a time for sampled ones.
-_BLOCK = 4096
+from samebits.guard.points import Again, Call, Point
+from samebits.guard.setting import Setting, turns
 
 
-class _Thread(threading.local):
+class _State:
     """What the guard knows of a thread.
 
     Attributes:
         inside: calls are the guard's own, or below one that it watches.
+        believing: calls run by the schedule that is believed.
         number: of the next call.
-        ahead: numbers of sampled calls, the next one last.
-        known: numbers below this have been looked through.
+        turns, due: numbers of calls that are sampled, and the next one; -1: none is.
     """
 
-    inside = False
-    number = 0
-    known = 0
-    sampled = -1
-    ahead: list[int]
+    __slots__ = ("believing", "due", "inside", "number", "turns")
 
-    def __init__(self) -> None:
-        self.ahead = []
+    def __init__(self, rate: float, seed: int) -> None:
+        self.inside = self.believing = False
+        self.turns = turns(seed, rate)
+        self.number, self.due = 0, next(self.turns)
 
 
-_thread = _Thread()
+class _Thread(threading.local):
+    """Its state: one look-up of a thread's own variable a call."""
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self.state = _State(rate, seed)
+
+
+_thread = _Thread(0, 0)
 
 
 def start(setting: Setting, seed: int) -> None:
     """Watches the engines' functions from now on."""
     global _thread
-    _thread = _Thread()
-    watch.install(lambda module, name, fn: _observed(point_of(module, name, fn), setting, seed))
+    _thread = _Thread(setting.rate, seed)
+    watch.install(lambda module, name, fn: _observed(_point(module, name, fn), setting.path))
+
+
+def _point(module: str, name: str, fn: Callable[..., Any]) -> Point:
+    """What is known of an offered function. Those of a GPU are known when there is one."""
+    if module.startswith("samebits.engines.cpu"):
+        return cpu_points.POINTS[module, name](fn)
+    from samebits.guard import gpu_points
+
+    return gpu_points.POINTS[module, name](fn)
 
 
 def stop() -> None:
@@ -53,75 +66,100 @@ def stop() -> None:
     watch.remove()
 
 
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Calls of this thread in the block are nobody's business."""
-    before, _thread.inside = _thread.inside, True
-    try:
-        yield
-    finally:
-        _thread.inside = before
-
-
-def _observed(point: Point, setting: Setting, seed: int) -> Callable[..., Any]:
-    fn, rate, state = point.fn, setting.rate, _thread
-    overwrites, follows = point.overwrites, setting.path and point.follows
+def _observed(point: Point, path: bool) -> Callable[..., Any]:
+    fn, thread, found, out_at = point.fn, _thread, watch.found, point.out_at
+    follows = path and point.follows
 
     def observed(*args: Any, **options: Any) -> Any:
+        state = thread.state
         if state.inside:
             return fn(*args, **options)
         counts.calls += 1
-        counts.path_checks += follows
-        # An addend that the result overwrites has to be kept from before.
-        call = point.call(args, options) if overwrites else None
+        number = state.number
+        state.number = number + 1
+        call = None
+        if (options and "out" in options) or len(args) > out_at:
+            # An addend that the result overwrites has to be kept from before.
+            call = point.call(args, options)
         state.inside = True
         try:
             result = fn(*args, **options)
-            wrong = watch.take()
-            number = state.number
-            state.number = number + 1
-            sampled = rate > 0 and _is_sampled(state, number, seed, rate)
-            if wrong or sampled:
-                call = call or point.call(args, options)
-                _check(call, result, wrong, number)
+            if follows:
+                counts.path_checks += 1
+                if found.wrong:
+                    _settle_path(call or point.call(args, options), result, number)
+            if number == state.due or state.believing:
+                _look_at(call or point.call(args, options), result, number, state)
         finally:
             state.inside = False
-            watch.take()  # what replays have found, or a call that failed, is not the next one's
         return result
 
     return observed
 
 
-def _is_sampled(state: _Thread, number: int, seed: int, rate: float) -> bool:
-    while number >= state.known:
-        numbers = range(state.known, state.known + _BLOCK)
-        state.ahead[:0] = reversed(chosen(seed, numbers, rate))
-        state.known = numbers.stop
-    if state.ahead and state.ahead[-1] == number:
-        state.ahead.pop()
-        return True
-    return False
-
-
-def _check(call: Call, result: Any, wrong: int, number: int) -> None:
-    """Settles a call whose path was wrong, or whose turn it is."""
+def _settle_path(call: Call, result: Any, number: int) -> None:
+    """A launch below found that its path was wrong."""
     began = time.perf_counter()
-    if wrong:
-        detail = f"{wrong} outputs took another path than the contract's"
-        settle.settle(call, result, "path", detail, None)
-    else:
-        counts.samples += 1
-        other = _sample_of(call, number)
+    call.result, call.number = result, number
+    detail = f"{watch.found.wrong} outputs took another path than the contract's"
+    try:
+        settle.settle(call, "path", detail, None)
+    finally:
+        watch.found.wrong = 0  # what replays have found is not the next call's
+        counts.seconds += time.perf_counter() - began
+
+
+def _look_at(call: Call, result: Any, number: int, state: _State) -> None:
+    """A call whose turn it is, or all calls while schedules are believed."""
+    call.result, call.number = result, number
+    if number == state.due:
+        state.due = next(state.turns)
+    if state.believing:
+        _believe(call)
+    elif not capturing():
+        _sample(call)
+
+
+def capturing() -> bool:
+    """Whether calls of this thread are recorded into a CUDA graph instead of run."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
+
+
+@contextmanager
+def believing() -> Iterator[None]:
+    """Calls of this thread in the block have the results of the schedules that are believed."""
+    state = _thread.state
+    before, state.believing = state.believing, True
+    try:
+        yield
+    finally:
+        state.believing = before
+
+
+def _believe(call: Call) -> None:
+    others = call.point.others(call)
+    if others:
+        results.replace(call.result, others[-1].run())
+
+
+def _sample(call: Call) -> None:
+    """Computes a call again by another schedule, and compares bytes."""
+    began = time.perf_counter()
+    counts.samples += 1
+    try:
+        other = _sample_of(call)
         if other is not None:
             second = other.run()
-            if not results.same(result, second):
-                detail = results.difference(result, second)
-                settle.settle(call, result, "bytes", detail, (other, second))
-    counts.seconds += time.perf_counter() - began
+            if not results.same(call.result, second):
+                detail = results.difference(call.result, second)
+                settle.settle(call, "bytes", detail, (other, second) if other.whole else None)
+    finally:
+        watch.found.wrong = 0
+        counts.seconds += time.perf_counter() - began
 
 
-def _sample_of(call: Call, number: int) -> Again | None:
+def _sample_of(call: Call) -> Again | None:
     """The schedule that a sampled call is compared with: quick ones take turns."""
     others = call.point.others(call)
     quick = [other for other in others if other.quick] or others[-1:]
-    return quick[number % len(quick)] if quick else None
+    return quick[call.number % len(quick)] if quick else None

@@ -39,6 +39,11 @@ def difference(a: Any, b: Any) -> str:
     return "; ".join(found)
 
 
+def copied(result: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors of a result, kept from what comes."""
+    return tuple(x.clone() for x in tensors(result))
+
+
 def replace(result: Any, by: Any) -> None:
     """Overwrites the memory of `result`, so that every view of it has the bytes of `by`."""
     with torch.no_grad():

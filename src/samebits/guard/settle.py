@@ -53,9 +53,7 @@ def forget() -> None:
     _events.clear()
 
 
-def settle(
-    call: Call, result: Any, kind: Kind, detail: str, second: tuple[Again, Any] | None
-) -> None:
+def settle(call: Call, kind: Kind, detail: str, second: tuple[Again, Any] | None) -> None:
     """Decides what the result of `call` is, and makes it that.
 
     Three results count: the call's own, that of the believed schedule, and that of one more. Two
@@ -70,7 +68,8 @@ def settle(
     """
     began = time.perf_counter()
     counts.mismatches += 1
-    others = call.point.others(call)
+    result = call.result
+    others = [other for other in call.point.others(call) if other.whole]
     votes = [] if second is None else [second]
     for other in reversed(others):
         if len(votes) < 2 and all(other.name != vote[0].name for vote in votes):
@@ -80,7 +79,7 @@ def settle(
         votes.append((own, own.run()))
     counts.replays += len(votes) - (second is not None)
     a, b = (vote[1] for vote in votes)
-    before = _copied(result)
+    before = results.copied(result)
     believed, verdict = _majority(result, a, b)
     if verdict == "transient":
         counts.replays += 1
@@ -89,7 +88,7 @@ def settle(
     if replaced:
         results.replace(result, believed)
     event = _event(call, kind, detail, own.name, votes, verdict, replaced, began, before, believed)
-    _raise_alarm(event)
+    raise_alarm(event)
 
 
 def _majority(own: Any, a: Any, b: Any) -> tuple[Any, Verdict]:
@@ -99,10 +98,6 @@ def _majority(own: Any, a: Any, b: Any) -> tuple[Any, Verdict]:
     if results.same(own, b):
         return own, "reference"
     return (a, "transient") if results.same(a, b) else (None, "undecided")
-
-
-def _copied(result: Any) -> Any:
-    return tuple(x.clone() for x in results.tensors(result))
 
 
 def _event(
@@ -126,9 +121,9 @@ def _event(
         kind=kind,
         op=call.point.op,
         contract=call.point.contract(call.arguments),
-        plan=_plan(device.kind),
+        plan=plan_id(device.kind),
         device=device,
-        site=_site(),
+        site=site(),
         schedule=schedule,
         reference=", ".join(again.name for again, _ in votes),
         operands=described,
@@ -143,7 +138,7 @@ def _event(
     return event
 
 
-def _raise_alarm(event: Event) -> None:
+def raise_alarm(event: Event) -> None:
     """What follows from an event, once it is published.
 
     Raises:
@@ -183,7 +178,8 @@ def _dump(operands: dict[str, Any], before: Any, votes: list[Any]) -> str | None
     return str(path)
 
 
-def _plan(kind: str) -> str:
+def plan_id(kind: str) -> str:
+    """The id of the plan in force on a device class; empty where there is none."""
     try:
         found = planner.in_force(kind)
     except (PlanError, DeviceError, DTypeError):
@@ -191,7 +187,7 @@ def _plan(kind: str) -> str:
     return found.id if found.entries else ""
 
 
-def _site() -> str | None:
+def site() -> str | None:
     """``file:line`` of the innermost Python frame outside of torch and samebits."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):

@@ -24,7 +24,8 @@ from samebits.plan.keys import schedule_key
 from samebits.plan.stack import this_device_class
 
 __all__ = [
-    "Row", "back_to_tables", "in_force", "loaded", "put_in_force", "row_for", "this_device_class",
+    "Row", "back_to_tables", "forget", "in_force", "loaded", "put_in_force", "row_for",
+    "this_device_class",
 ]  # fmt: skip
 
 
@@ -127,13 +128,13 @@ def put_in_force(plan: Plan) -> None:
     if not isinstance(plan, Plan):
         raise PlanError(f"{type(plan).__name__} is no plan")
     _loaded[plan.stack.device_class] = plan
-    _forget()
+    forget()
 
 
 def back_to_tables() -> None:
     """Puts the committed tables in force again."""
     _loaded.clear()
-    _forget()
+    forget()
 
 
 def loaded() -> dict[str, Plan]:
@@ -145,7 +146,8 @@ def loaded() -> dict[str, Plan]:
 on_change: list[Callable[[], None]] = []
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Lets go of all rows, and of what was made ready from them."""
     row_for.cache_clear()
     _choices.cache_clear()
     for forget in on_change:

@@ -14,6 +14,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from samebits.errors import ShapeError
+from samebits.guard.cache import Sums
 from samebits.integrations.transformers.kvplan import (
     SCALE,
     STORED,
@@ -96,6 +97,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             _Store(plan, shape.heads, shape.value_dim, areas[1]),
         )
         self.keys, self.values = (store.data for store in self._stores)
+        self._sums = Sums(*(x for store in self._stores for x in store.tensors()))
         self.dtype, self.device = plan.dtype, plan.device
         self.is_initialized = True
 
@@ -109,6 +111,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
 
         Raises:
             ShapeError: they do not fit the plan, or the cache is full.
+            GuardError: with ``guard="sample:..."``, what was stored before has changed.
         """
         plan, (rows, heads, new, dim) = self.plan, key_states.shape
         found = LayerShape(heads, dim, value_states.shape[3])
@@ -131,6 +134,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             store.write(x, self.filled)
             for store, x in zip(self._stores, (key_states, value_states), strict=True)
         )
+        self._sums.write(rows, self.filled, self.filled + new)
         self.rows, self.filled = rows, self.filled + new
         return key, value
 
@@ -160,6 +164,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             for x in store.tensors():
                 kept = x[: self.rows, :, : self.filled]
                 kept.copy_(kept.index_select(0, beam_idx.to(x.device)))
+        self._sums.rewrite(self.rows, self.filled)
 
     def offload(self) -> None:
         """Not moved: it was planned to fit where it is."""

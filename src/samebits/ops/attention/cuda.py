@@ -7,12 +7,16 @@ all of it can be captured in a CUDA graph.
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from samebits.contract import AttentionContract, ContractKey
 from samebits.contract.operands import dtype_name
+from samebits.engines import watch
 from samebits.engines.triton import device_class
 from samebits.engines.triton.attention import run
 from samebits.engines.triton.attention.schedule import AttentionSchedule
@@ -94,6 +98,32 @@ def _key(q: torch.dtype, kv: torch.dtype, d: int, dv: int, device: int) -> Contr
     )  # fmt: skip
 
 
+class _Wanted(threading.local):
+    """What a thread runs instead of the plan's schedule."""
+
+    schedule: Callable[[AttentionSchedule], AttentionSchedule] | None = None
+
+
+_wanted = _Wanted()
+
+
+@contextmanager
+def scheduled(change: Callable[[AttentionSchedule], AttentionSchedule]) -> Iterator[None]:
+    """Calls of this thread in the block run by ``change(the plan's schedule)``."""
+    before, _wanted.schedule = _wanted.schedule, change
+    try:
+        yield
+    finally:
+        _wanted.schedule = before
+
+
+def contract_and_schedule(
+    q: torch.Tensor, v: torch.Tensor, group: int, q_len: int
+) -> tuple[AttentionContract, AttentionSchedule]:
+    """What decides the bits of an attention, and how it runs."""
+    return _plan(q, v, group, q_len)
+
+
 def _plan(
     q: torch.Tensor, v: torch.Tensor, group: int, q_len: int
 ) -> tuple[AttentionContract, AttentionSchedule]:
@@ -102,7 +132,7 @@ def _plan(
     contract, schedule = contract_for(key), row_for(key, group=group).at(q_len * group)
     assert isinstance(contract, AttentionContract)
     assert isinstance(schedule, AttentionSchedule)
-    return contract, schedule
+    return contract, schedule if _wanted.schedule is None else _wanted.schedule(schedule)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -206,3 +236,6 @@ def longest(op: str, name: str, given: int | None, offsets: torch.Tensor) -> int
             remedy=f"Pass {name}=, the longest one that the graph may see.",
         )  # fmt: skip
     return int(offsets.diff().max())
+
+
+watch.offer(__name__, dense, packed)

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
+from samebits.engines import watch
 from samebits.engines.cuda.linear import product
 from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
 from samebits.engines.driver.recipes import recorded
+from samebits.engines.schedule import Schedule
 from samebits.engines.triton import device_class
 from samebits.engines.triton.linear.run import Plan, plan_for, run
 from samebits.engines.triton.linear.schedule import GemmSchedule
@@ -166,6 +169,51 @@ def scaled(
     return y
 
 
+def schedules(
+    op: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out_dtype: torch.dtype,
+    tree: Tree | str | None = None,
+) -> tuple[LinearContract, list[Schedule]]:
+    """The contract of a product, and schedules for it: the one that runs, other kernels, and last
+    the simplest, in which one program walks all leaves of a tile.
+
+    Args:
+        x: [..., M, K]; w: [..., N, K].
+    """
+    known = _known(op, x, w.shape[-2], w.shape[-1], out_dtype, tree)
+    row, m = known.row, x.shape[-2]
+    general = row.general_at(m)
+    assert isinstance(general, GemmSchedule)
+    simple = replace(general, split=False, tma=False, persistent=False)
+    found = (row.at(m), row.own_at(m), replace(simple, split=True), general, simple)
+    return known.contract, list(dict.fromkeys(found))
+
+
+def by(
+    contract: LinearContract,
+    schedule: Schedule,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """``alpha * x @ w.T + beta * c`` by a schedule, or None where it does not take the operands."""
+    y = x.new_empty((*x.shape[:-1], w.shape[-2]), dtype=out_dtype)
+    c = None if c is None or beta == 0 else c.expand(y.shape)
+    if isinstance(schedule, CublasLt):
+        return y if cublaslt.run(contract, schedule, x, w, y, c, alpha, beta) else None
+    if isinstance(schedule, ProductSchedule):
+        refused = product.run(contract, schedule, x, w, y, c, alpha, beta)
+        return y if refused is None else None
+    assert isinstance(schedule, GemmSchedule)
+    run(contract, schedule, x, w, y, c, alpha, beta)
+    return y
+
+
 def _run(
     known: _Product,
     x: torch.Tensor,
@@ -225,3 +273,6 @@ def _known(
 def _fast(x: torch.Tensor) -> bool:
     """Whether fp32 goes through the tensor cores: like torch's own, only if the user allows it."""
     return x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+
+
+watch.offer(__name__, linear, bmm)

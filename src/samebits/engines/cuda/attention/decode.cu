@@ -11,8 +11,9 @@
 // The arithmetic is the attention contract of sm_90 (contract/attention.py), as in prefill.cu.
 //
 // Compile-time parameters (-D): HEAD_DIM 64 or 128, LEAF a multiple of 64, BF16 1 or 0 (fp16), BOX
-// keys of one bulk copy (64, or a page's if that is shorter).
+// keys of one bulk copy (64, or a page's if that is shorter), CHECK (path.cuh).
 #include "leaves.cuh"
+#include "path.cuh"
 
 // d[64, 64] = a[64, 16] b[64, 16]^T (+ d), both from shared memory, k contiguous.
 DEVICE void wgmma_scores(float (&d)[32], u64 a, u64 b, bool add) {
@@ -30,6 +31,9 @@ constexpr u32 CHUNK = 128 * KEYS, TILE = CHUNK * (D / 64);  // bytes of 64 colum
 constexpr u32 Q_AT = 0, K_AT = TILE, V_AT = K_AT + STAGES * TILE, ONES_AT = V_AT + STAGES * TILE;
 constexpr u32 BARRIERS_AT = ONES_AT + 256;
 constexpr int SLICE = 32;  // columns of a fold's block: partial is [batch, heads, D / SLICE, leaves, SLICE]
+// With CHECK a leaf of a row has a seal: its word in the path, the sum of the views of its maximum and
+// denominator, and those of its slices' numbers. seals: [batch, heads, leaves, SEAL].
+constexpr int SEAL = 2 + D / SLICE;
 // Numbers of the mbarriers, and of the named barrier of the warpgroup.
 constexpr int K_FULL = 0, K_EMPTY = STAGES, V_FULL = 2 * STAGES, V_EMPTY = 3 * STAGES, GROUP = 1;
 
@@ -83,7 +87,7 @@ extern "C" __global__ void __maxnreg__(200)
     attention_decode(TENSOR(k), TENSOR(v), const u16* q, long long q_stride_b, long long q_stride_h,
                      const int* counts, int added, int most, const int* pages, int pages_stride,
                      int page, float* partial, float2* sums, int group, int leaves, int runs, int window,
-                     float factor) {
+                     float factor SEALS) {
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, heads = k_h;
@@ -159,6 +163,24 @@ extern "C" __global__ void __maxnreg__(200)
         *(float2*)(to + (long long)(8 * i / SLICE) * leaves * SLICE + 8 * i % SLICE) = make_float2(x, y);
       }
       if (lane % 4 == 0) sums[at + leaf] = make_float2(top[h], l[2 * h]);
+#if CHECK
+      const u32 four = 0xFu << (lane & ~3);  // the lanes that hold this row
+      long long* seal = seals + (at + leaf) * SEAL;
+#pragma unroll
+      for (int slice = 0; slice < D / SLICE; ++slice) {
+        long long sum = 0;
+#pragma unroll
+        for (int i = slice * SLICE / 8; i < (slice + 1) * SLICE / 8; ++i)
+          sum += none ? 0 : view(o[4 * i + 2 * h]) + view(o[4 * i + 2 * h + 1]);
+        sum += __shfl_xor_sync(four, sum, 1);
+        sum += __shfl_xor_sync(four, sum, 2);
+        if (lane % 4 == 0) seal[2 + slice] = sum;
+      }
+      if (lane % 4 == 0) {
+        seal[0] = path_leaf(max(r.begin, leaf * LEAF), min(r.end, leaf * LEAF + LEAF));
+        seal[1] = view(top[h]) + view(l[2 * h]);
+      }
+#endif
     }
   };
   // Step j of 64 keys; `more`: another one follows, its scores are to be under way after this.
@@ -268,7 +290,7 @@ extern "C" __global__ void __maxnreg__(200)
 template <int BLOCK>
 DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const int* counts, int added,
                  int most, const float* partial, const float2* sums, int heads, int group, int leaves,
-                 int window) {
+                 int window SEALS) {
   constexpr int EACH = BLOCK / 32;  // leaves of a lane
   __shared__ __align__(128) float tile[2][BLOCK][SLICE];
   __shared__ float2 by[2][BLOCK];
@@ -289,6 +311,14 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
   const int first = window > 0 ? max(0, end - window) / LEAF : 0;
   partial += ((long long)row * (D / SLICE) + slice) * leaves * SLICE;
   sums += (long long)row * leaves;
+#if CHECK
+  seals += (long long)row * leaves * SEAL;
+  // Numbers that are folded, less those that were sealed: a lane's share.
+  long long off = 0;
+  // The leaves of the contract: their number, and each one's word.
+  const int begin = window > 0 ? max(0, end - window) : 0, length = ticket[2];
+  bool sound = first == begin / length && last == (end + length - 1) / length;
+#endif
   const auto fetch = [&](int from) {
     const u32 bytes = min(BLOCK, last - from) * SLICE * 4, at = (from - first) / BLOCK & 1;
     if (from >= last) return;
@@ -335,6 +365,16 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
       barrier_wait(bars + 8 * (n & 1), n / 2 & 1);
 #pragma unroll 16
       for (int i = 0; i < count; ++i) acc = __fmaf_rn(acc, f[i].x, tile[n & 1][i][lane] * f[i].y);
+#if CHECK
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) off += view(tile[n & 1][i][lane]);
+      for (int i = lane; i < count; i += 32) {
+        long long* seal = seals + (long long)(from + i) * SEAL + 2 + slice;
+        const long long sum = __ldcg(seal);
+        off -= sum;
+        *seal = ~sum;  // broken: nothing is folded twice
+      }
+#endif
       __syncwarp();
       if (lane == 0) fetch(from + 2 * BLOCK);
     } else {
@@ -351,9 +391,24 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
         }
       }
       factors(by[~n & 1]);
+#if CHECK
+      for (int i = lane; i < count; i += 32) {
+        const long long* seal = seals + (long long)(from + i) * SEAL;
+        const float2 sealed = __ldcg(sums + from + i);
+        const int edge = (from + i) * length;
+        off += view(sealed.x) + view(sealed.y) - __ldcg(seal + 1);
+        sound &= (u32)__ldcg(seal) == path_leaf(max(begin, edge), min(end, edge + length));
+      }
+#endif
     }
     __syncthreads();
   }
+#if CHECK
+  // Warp 0 has the numbers; warp 1 maxima, denominators and words.
+  for (int d = 16; d; d /= 2) off += __shfl_xor_sync(~0u, off, d);
+  sound &= off == 0;
+  judge(ticket, sound);
+#endif
   if (threadIdx.x == 32) total = make_float2(sum, top);
   __syncthreads();
   if (warp != 0) return;
@@ -366,9 +421,9 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
   extern "C" __global__ void __launch_bounds__(64)                                                     \
       name(u16* out, long long out_stride_b, long long out_stride_h, const int* counts, int added,     \
            int most, const float* partial, const float2* sums, int heads, int group, int leaves,       \
-           int window) {                                                                               \
+           int window SEALS) {                                                                         \
     fold<BLOCK>(out, out_stride_b, out_stride_h, counts, added, most, partial, sums, heads, group,     \
-                leaves, window);                                                                       \
+                leaves, window HAND_SEALS);                                                            \
   }
 FOLD(attention_fold, 32)
 FOLD(attention_fold_long, 128)

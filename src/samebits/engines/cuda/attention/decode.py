@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from samebits.contract import AttentionContract
+from samebits.contract import AttentionContract, path
+from samebits.engines import tickets
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.attention.schedule import DecodeSchedule
 from samebits.engines.cuda.launch import REAL, WORD, Boxes, boxes_of, launcher, readable
 
 _HERE = Path(__file__).parent
+_HEADERS = (*sorted(_HERE.glob("*.cuh")), _HERE.parent / "path.cuh")
 _LOG2E = math.log2(math.e)
 
 HEAD_DIMS = (64, 128)
@@ -91,44 +93,54 @@ def decode(
     box = STEP if table is None else min(STEP, page)
     partial = q.new_empty(batch * heads * leaves * d, dtype=torch.float32)
     sums = q.new_empty(batch * heads * leaves * 2, dtype=torch.float32)
-    kernel = (d, contract.leaf, q.dtype, box)
+    seals: tuple[torch.Tensor, ...] = ()
+    if tickets.checking():
+        # A seal a leaf: its word, the sum of its maximum and denominator, those of its slices.
+        size = 2 + d // _FOLD_COLUMNS
+        memory = q.new_empty(batch * heads * leaves * size, dtype=torch.int64)
+        subject = tickets.Subject("attention", contract.id, repr(schedule))
+        seals = (
+            memory,
+            tickets.ticket(q.device, subject, path.seed(contract), contract.leaf),
+        )
+    kernel = (d, contract.leaf, q.dtype, box, bool(seals))
     stride = 0 if table is None else table.stride(0)
     _decode_launcher(*kernel)(
         (batch * kv_heads * runs,), Boxes(k, box), Boxes(v, box), q, *q.stride()[:2],
         counts, added, keys, table, stride, page, partial, sums, group, leaves, runs, window,
-        scale * _LOG2E,
+        scale * _LOG2E, *seals,
     )  # fmt: skip
     _fold_launcher(*kernel, leaves > _LONG)(
         (batch * heads * d // _FOLD_COLUMNS,), out, *out.stride()[:2], counts, added, keys, partial,
-        sums, kv_heads, group, leaves, window,
+        sums, kv_heads, group, leaves, window, *seals,
     )  # fmt: skip
 
 
-def constants(d: int, leaf: int, bf16: bool, box: int) -> dict[str, int]:
+def constants(d: int, leaf: int, bf16: bool, box: int, check: bool = False) -> dict[str, int]:
     """The kernels' compile-time parameters."""
-    return {"HEAD_DIM": d, "LEAF": leaf, "BF16": int(bf16), "BOX": box}
+    return {"HEAD_DIM": d, "LEAF": leaf, "BF16": int(bf16), "BOX": box, "CHECK": int(check)}
 
 
 def cubin(values: dict[str, int]) -> bytes:
     """The compiled kernels."""
-    source, headers = _HERE / "decode.cu", tuple(sorted(_HERE.glob("*.cuh")))
-    return nvrtc.compile_source(source, "sm_90a", values, headers)
+    return nvrtc.compile_source(_HERE / "decode.cu", "sm_90a", values, _HEADERS)
 
 
 @functools.cache
-def _decode_launcher(d: int, leaf: int, dtype: torch.dtype, box: int) -> Any:
+def _decode_launcher(d: int, leaf: int, dtype: torch.dtype, box: int, check: bool) -> Any:
     keys = boxes_of(dtype, box)
-    values = constants(d, leaf, dtype is torch.bfloat16, box)
+    values = constants(d, leaf, dtype is torch.bfloat16, box, check)
     return launcher(
-        "attention_decode", lambda: cubin(values), (keys, keys, *(WORD,) * 15, REAL),
+        "attention_decode", lambda: cubin(values),
+        (keys, keys, *(WORD,) * 15, REAL, *(WORD,) * (2 * check)),
         threads=_THREADS, shared=(1 + 2 * _STAGES) * 2 * STEP * d + 256 + 8 * 4 * _STAGES, pdl=True,
     )  # fmt: skip
 
 
 @functools.cache
-def _fold_launcher(d: int, leaf: int, dtype: torch.dtype, box: int, long: bool) -> Any:
-    values = constants(d, leaf, dtype is torch.bfloat16, box)
+def _fold_launcher(d: int, leaf: int, dtype: torch.dtype, box: int, check: bool, long: bool) -> Any:
+    values = constants(d, leaf, dtype is torch.bfloat16, box, check)
     name = "attention_fold_long" if long else "attention_fold"
     return launcher(
-        name, lambda: cubin(values), (WORD,) * 12, threads=_FOLD_THREADS, pdl=True
+        name, lambda: cubin(values), (WORD,) * (12 + 2 * check), threads=_FOLD_THREADS, pdl=True
     )  # fmt: skip

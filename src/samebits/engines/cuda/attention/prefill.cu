@@ -11,9 +11,10 @@
 // running leaf lives in registers, the folded total in shared memory: it is touched once a leaf.
 //
 // Compile-time parameters (-D): HEAD_DIM 64 or 128, LEAF a multiple of 128, CAUSAL 0 or 1, BF16 1 or
-// 0 (fp16), CLUSTER 1 or 2: blocks that fetch keys and values together.
+// 0 (fp16), CLUSTER 1 or 2: blocks that fetch keys and values together; CHECK (path.cuh).
 #include "nonfinite.cuh"
 #include "output.cuh"
+#include "path.cuh"
 #include "producer.cuh"
 #include "softmax.cuh"
 
@@ -102,6 +103,8 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
       return Seen{{low[0] - key, low[1] - key}, {high[0] - key, high[1] - key}};
     };
 
+    int leaf_from = KEYS * w.first;
+    Walk walk = {leaf_from, KEYS * w.blocks, CHECK ? a.ticket[2] : LEAF};
     float shrink[2];  // of the accumulators before the second step's values of the block at hand
     bool shrinks, add;  // whether for any row of the warp; whether o and l hold something of the leaf
     Matrix values_now, keys_next;  // tiles of the block at hand, and of the one after
@@ -146,6 +149,10 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
       Leaf before = leaf;
       float top[2], origin[2], origin1[2], shrink0[2];
       if (fresh && !first) clear_skipped(o, before);
+      if (CHECK && fresh && !first) {
+        walk.leaf(leaf_from, KEYS * i);
+        leaf_from = KEYS * i;
+      }
       if (fresh) leaf.m[0] = leaf.m[1] = NOTHING;
       maxima<0>(s, a.factor, top);
       raise(leaf, top, shrink0, origin);
@@ -243,6 +250,10 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     touch(o);
     touch(l);
     release(bars + 8 * (V_EMPTY + last));
+    if (CHECK && thread == 0) {
+      walk.leaf(leaf_from, KEYS * i);
+      judge(a.ticket, walk.done());
+    }
     if (folds) {
       clear_skipped(o, leaf);
       fold<true>(o, l, leaf, total);
@@ -260,10 +271,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(128 * (1 
                       const int* key_starts, const int* positions, int query_length,
                       int key_length, int position, int sequences, int section, int window, const float* sinks, float* lse,
                       long long lse_stride_b, long long lse_stride_h, long long lse_stride_t,
-                      float factor) {
+                      float factor TICKET) {
   const Arguments a = {out, out_stride_b, out_stride_h, out_stride_t, query_starts, key_starts,
                        positions, query_length, key_length, position, sequences, q_h, q_h / k_h,
-                       window, sinks, lse, lse_stride_b, lse_stride_h, lse_stride_t, section, factor};
+                       window, sinks, lse, lse_stride_b, lse_stride_h, lse_stride_t, section, factor HAND_TICKET};
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base), bars = smem + BARRIERS_AT;
   if (threadIdx.x == 0) {

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from samebits.contract import AttentionContract
+from samebits.contract import AttentionContract, path
+from samebits.engines import tickets
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.attention.schedule import PrefillSchedule
 from samebits.engines.cuda.launch import REAL, WORD, Boxes, boxes_of, launcher, readable
 
 _HERE = Path(__file__).parent
+_HEADERS = (*sorted(_HERE.glob("*.cuh")), _HERE.parent / "path.cuh")
 _LOG2E = math.log2(math.e)
 
 HEAD_DIMS = (64, 128)
@@ -89,12 +91,16 @@ def prefill(
     section = min(sequences * heads, max(1, resident) * group)
     work = -(-rows // ROWS) * sequences * heads
     blocks = min(_processors(q.device.index) // cluster * cluster, work)
-    run = _launcher(d, contract.leaf, causal, q.dtype, cluster)
+    ticket: tuple[torch.Tensor, ...] = ()
+    if tickets.checking():
+        subject = tickets.Subject("attention", contract.id, repr(schedule))
+        ticket = (tickets.ticket(q.device, subject, path.seed(contract), contract.leaf),)
+    run = _launcher(d, contract.leaf, causal, q.dtype, cluster, bool(ticket))
     run(
         (blocks,), Boxes(q, ROWS), Boxes(k, _KEYS // cluster), Boxes(v, _KEYS // cluster),
         out, *out.stride()[:3], query_starts, key_starts, positions, rows, keys, position,
         sequences, section, window, sinks, lse, *((0, 0, 0) if lse is None else lse.stride()),
-        scale * _LOG2E,
+        scale * _LOG2E, *ticket,
     )  # fmt: skip
 
 
@@ -103,24 +109,28 @@ def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def constants(d: int, leaf: int, causal: bool, bf16: bool, cluster: int) -> dict[str, int]:
+def constants(
+    d: int, leaf: int, causal: bool, bf16: bool, cluster: int, check: bool = False
+) -> dict[str, int]:
     """The kernel's compile-time parameters."""
     return {
         "HEAD_DIM": d, "LEAF": leaf, "CAUSAL": int(causal), "BF16": int(bf16), "CLUSTER": cluster,
+        "CHECK": int(check),
     }  # fmt: skip
 
 
 def cubin(values: dict[str, int]) -> bytes:
     """The compiled kernel."""
-    source, headers = _HERE / "prefill.cu", tuple(sorted(_HERE.glob("*.cuh")))
-    return nvrtc.compile_source(source, "sm_90a", values, headers)
+    return nvrtc.compile_source(_HERE / "prefill.cu", "sm_90a", values, _HEADERS)
 
 
 @functools.cache
-def _launcher(d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int) -> Any:
+def _launcher(
+    d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int, check: bool
+) -> Any:
     keys = boxes_of(dtype, _KEYS // cluster)
-    slots = (boxes_of(dtype, ROWS), keys, keys, *(WORD,) * 18, REAL)
-    values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster)
+    slots = (boxes_of(dtype, ROWS), keys, keys, *(WORD,) * 18, REAL, *(WORD,) * check)
+    values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster, check)
     return launcher(
         "attention_prefill", lambda: cubin(values), slots, threads=_THREADS, shared=_shared(d)
     )

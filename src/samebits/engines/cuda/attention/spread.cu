@@ -9,8 +9,9 @@
 // products are `mma`: it has the block of 16 of `wgmma`, so the same bits.
 //
 // Compile-time parameters (-D): HEAD_DIM 64 or 128, LEAF a multiple of 64, BF16 1 or 0 (fp16), SLICES 2 or
-// 4, LEAVES that a row can see.
+// 4, LEAVES that a row can see, CHECK (path.cuh).
 #include "leaves.cuh"
+#include "path.cuh"
 
 constexpr int D = HEAD_DIM, ROWS = 16, THREADS = 128, STEPS = LEAF / 64, CLUSTER = SLICES * LEAVES;
 constexpr int KEYS = LEAF / SLICES, COLUMNS = D / SLICES;  // a block's share
@@ -25,6 +26,12 @@ struct Shared {
   float shrink[ROWS][STEPS], m[ROWS];                // of accumulators before a step; the leaf's maximum
   float part[LEAVES][ROWS][COLUMNS];                 // in the blocks of the first leaf: o of each leaf
   float2 sums[LEAVES][ROWS];                         // and its maximum and denominator
+#if CHECK
+  // There too: of each leaf and row the sum of the views of `part`, one a warp, and of `sums`; the leaf's keys.
+  long long seals[LEAVES][ROWS][5];
+  float2 ends[LEAVES];
+  unsigned long long folded[ROWS];  // what the fold has read
+#endif
 };
 
 // Place of the 16-byte piece c of a row of `PIECES`: eight rows' pieces c lie in different banks.
@@ -76,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      long long v_stride_b, long long v_stride_h, long long v_stride_t, u16* out,
                      long long out_stride_b, long long out_stride_h, const int* counts, int added,
                      int most, const int* pages, int pages_stride, int page, int heads, int group,
-                     int window, float factor) {
+                     int window, float factor TICKET) {
   extern __shared__ __align__(128) unsigned char base[];
   Shared& own = *(Shared*)base;
   const u32 p_at = shared_address(own.k), k_at = p_at, v_at = shared_address(own.v);
@@ -228,8 +235,30 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     none ? 0.0f : o[t][2 * h], none ? 0.0f : o[t][2 * h + 1]);
       if (warp == 0 && lane % 4 == 0)
         store_there(shared_address(&own.sums[leaf][row]) + away, m, l[2 * h]);
+#if CHECK
+      const u32 four = 0xFu << (lane & ~3);  // the lanes that hold this row
+      long long sum = 0;
+#pragma unroll
+      for (int t = 0; t < WIDTH; ++t) sum += none ? 0 : view(o[t][2 * h]) + view(o[t][2 * h + 1]);
+      sum += __shfl_xor_sync(four, sum, 1);
+      sum += __shfl_xor_sync(four, sum, 2);
+      const auto seal = [&](int i, long long x) {
+        store_there(shared_address(&own.seals[leaf][row][i]) + away, __int_as_float((int)x),
+                    __int_as_float((int)(x >> 32)));
+      };
+      if (lane % 4 == 0) seal(warp, sum);
+      if (warp == 0 && lane % 4 == 0) seal(4, view(m) + view(l[2 * h]));
+#endif
     }
+#if CHECK
+    if (tid == 0)
+      store_there(shared_address(&own.ends[leaf]) + away, __int_as_float(max(begin, start)),
+                  __int_as_float(min(end, start + LEAF)));
+#endif
   }
+#if CHECK
+  for (int row = tid; row < ROWS; row += THREADS) own.folded[row] = 0;
+#endif
   cluster_sync();
   if (leaf > 0) return;
 
@@ -244,8 +273,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       x = __fmaf_rn(x, by.x, o.x * by.y);
       y = __fmaf_rn(y, by.x, o.y * by.y);
       sum = __fmaf_rn(sum, by.x, l.y * by.y);
+#if CHECK
+      atomicAdd(&own.folded[row], (unsigned long long)(view(o.x) + view(o.y) + (c ? 0 : view(l.x) + view(l.y))));
+#endif
     }
     u16* to = out + batch * out_stride_b + (long long)(head * group + row) * out_stride_h + slice * COLUMNS;
     *(u32*)(to + 2 * c) = pack(quotient(x, sum, top), quotient(y, sum, top));
   }
+#if CHECK
+  __syncthreads();
+  constexpr int WARPS = COLUMNS / (8 * WIDTH);  // that have columns
+  for (int row = tid; row < group; row += THREADS) {
+    long long sum = 0;
+    Walk walk = {begin, end, ticket[2]};
+    for (int j = 0; j < leaves; ++j) {
+      walk.leaf(__float_as_int(own.ends[j].x), __float_as_int(own.ends[j].y));
+      for (int i = 0; i < WARPS; ++i) sum += own.seals[j][row][i];
+      sum += own.seals[j][row][4];
+    }
+    judge(ticket, walk.done() && sum == (long long)own.folded[row]);
+  }
+#endif
 }

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
-from samebits.contract import AttentionContract
+from samebits.contract import AttentionContract, path
+from samebits.engines import tickets
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, launcher, readable
 
 _HERE = Path(__file__).parent
+_HEADERS = (*sorted(_HERE.glob("*.cuh")), _HERE.parent / "path.cuh")
 _LOG2E = math.log2(math.e)
 
 HEAD_DIMS = (64, 128)
@@ -73,38 +75,44 @@ def spread(
     seen = max(1, leaves_seen(contract.leaf, keys, window))
     leaves = 1 << (seen - 1).bit_length()
     page, stride = (1, 0) if table is None else (k.size(2), table.stride(0))
-    _launcher(d, contract.leaf, q.dtype, leaves)(
+    ticket: tuple[torch.Tensor, ...] = ()
+    if tickets.checking():
+        subject = tickets.Subject("attention", contract.id, "cuda.spread")
+        ticket = (tickets.ticket(q.device, subject, path.seed(contract), contract.leaf),)
+    _launcher(d, contract.leaf, q.dtype, leaves, bool(ticket))(
         (batch * kv_heads,), q, *q.stride()[:2], k, *k.stride()[:3], v, *v.stride()[:3],
         out, *out.stride()[:2], counts, added, keys, table, stride, page, kv_heads,
-        heads // kv_heads, window, scale * _LOG2E,
+        heads // kv_heads, window, scale * _LOG2E, *ticket,
     )  # fmt: skip
 
 
-def constants(d: int, leaf: int, bf16: bool, leaves: int) -> dict[str, int]:
+def constants(d: int, leaf: int, bf16: bool, leaves: int, check: bool = False) -> dict[str, int]:
     """The kernel's compile-time parameters; a cluster has at most 16 blocks."""
     return {
         "HEAD_DIM": d, "LEAF": leaf, "BF16": int(bf16), "SLICES": min(4, 16 // leaves),
-        "LEAVES": leaves,
+        "LEAVES": leaves, "CHECK": int(check),
     }  # fmt: skip
 
 
 def cubin(values: dict[str, int]) -> bytes:
     """The compiled kernel."""
-    source, headers = _HERE / "spread.cu", tuple(sorted(_HERE.glob("*.cuh")))
-    return nvrtc.compile_source(source, "sm_90a", values, headers)
+    return nvrtc.compile_source(_HERE / "spread.cu", "sm_90a", values, _HEADERS)
 
 
 @functools.cache
-def _launcher(d: int, leaf: int, dtype: torch.dtype, leaves: int) -> Any:
-    values = constants(d, leaf, dtype is torch.bfloat16, leaves)
+def _launcher(d: int, leaf: int, dtype: torch.dtype, leaves: int, check: bool) -> Any:
+    values = constants(d, leaf, dtype is torch.bfloat16, leaves, check)
     slices = values["SLICES"]
     return launcher(
-        "attention_spread", lambda: cubin(values), (*(WORD,) * 23, REAL), threads=_THREADS,
-        shared=_shared(d, leaf, slices, leaves), cluster=slices * leaves, pdl=True,
+        "attention_spread", lambda: cubin(values), (*(WORD,) * 23, REAL, *(WORD,) * check),
+        threads=_THREADS, shared=_shared(d, leaf, slices, leaves, check), cluster=slices * leaves,
+        pdl=True,
     )  # fmt: skip
 
 
-def _shared(d: int, leaf: int, slices: int, leaves: int) -> int:
-    """Bytes of a block's keys and values; of rows' q, scores, maxima and factors; of leaves."""
+def _shared(d: int, leaf: int, slices: int, leaves: int, check: bool) -> int:
+    """Bytes of a block's keys and values; of rows' q, scores, maxima and factors; of leaves, and
+    with `check` of their seals."""
     row = 2 * d + 4 * (leaf + 8) + 4 * leaf // 32 + 4 * leaf // _STEP + 4
-    return 2 * (2 * leaf * d // slices) + ROWS * (row + leaves * (4 * d // slices + 8))
+    seals = leaves * (ROWS * 5 * 8 + 8) + 8 * ROWS if check else 0
+    return 2 * (2 * leaf * d // slices) + ROWS * (row + leaves * (4 * d // slices + 8)) + seals

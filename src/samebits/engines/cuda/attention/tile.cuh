@@ -35,6 +35,7 @@ struct Arguments {
   long long lse_stride_b, lse_stride_h, lse_stride_t;
   int section;                    // heads (of all sequences) whose K and V share the L2 at a time
   float factor;                   // a = fp32(scale * log2 e) > 0
+  int* ticket;                    // path.cuh; null without CHECK
 };
 
 

@@ -17,8 +17,9 @@
 // results twice, to the same bits: the copy engine is slow where a box reaches out of its tensor.
 //
 // Compile-time parameters (-D): BF16 1 or 0 (fp16), GROUPS, COLS, CHUNKS, STAGES, SPLIT, FOLD, PAIRWISE,
-// SHARE, WIDE 1 (fp32 results) or 0, BAND: rows of tiles that are worked on side by side.
+// SHARE, WIDE 1 (fp32 results) or 0, BAND: rows of tiles that are worked on side by side; CHECK: path.cuh.
 #include "hopper.cuh"
+#include "path.cuh"
 #include "wgmma.cuh"
 
 #if BF16
@@ -32,7 +33,9 @@ constexpr int BLOCK_K = 64 * CHUNKS;
 constexpr u32 A_CHUNK = ROWS * 128, B_CHUNK = COLS * 128;  // bytes of 64 elements of k of all rows
 constexpr u32 B_AT = CHUNKS * A_CHUNK, STAGE = B_AT + CHUNKS * B_CHUNK;
 constexpr int PARTS = SPLIT ? SPLIT : 1, MOST_OCTETS = (OCTETS + PARTS - 1) / PARTS;
-constexpr u32 EXCHANGE = SPLIT ? PARTS * MOST_OCTETS * ROWS * 2 * 16 : 0;
+// Where leaves meet: four numbers a thread and octet, and with CHECK a seal a thread.
+constexpr u32 SEALS_AT = SPLIT ? PARTS * MOST_OCTETS * ROWS * 2 * 16 : 0;
+constexpr u32 EXCHANGE = SEALS_AT + (SPLIT && CHECK ? PARTS * ROWS * 2 * 16 : 0);
 constexpr u32 RING = STAGES * STAGE > EXCHANGE ? STAGES * STAGE : EXCHANGE;
 constexpr u32 STAGING_AT = RING, STAGING = WIDE ? 0 : 4 * GROUPS * 2048;  // 16 rows of 64 columns a warp
 constexpr u32 FULL_AT = STAGING_AT + STAGING, EMPTY_AT = FULL_AT + 8 * STAGES;
@@ -44,6 +47,7 @@ struct Arguments {
   int rows, cols, k;
   int leaf;            // elements of k, a multiple of BLOCK_K unless there is one leaf
   float alpha, beta;
+  int* ticket;
 };
 
 constexpr int PAIR = SHARE ? 2 : 1;  // blocks of a cluster that walk together
@@ -237,10 +241,21 @@ DEVICE u32 exchange_at(int leaf, int octet) {
   return ((leaf * MOST_OCTETS + octet) * (2 * ROWS) + threadIdx.x) * 16;
 }
 
-DEVICE void send(const float (&acc)[REGISTERS], u32 smem, int rank) {
+DEVICE u32 seal_at(int leaf) { return SEALS_AT + (leaf * 2 * ROWS + threadIdx.x) * 16; }
+
+// `word`: of this block's leaf in the path.
+DEVICE void send(const float (&acc)[REGISTERS], u32 smem, int rank, u32 word) {
 #pragma unroll
   for (int p = 0; p < PARTS; ++p) {
     const u32 there = shared_of(smem, p);
+    if (CHECK) {  // the same thread of that block reads what this one writes
+      long long sum = 0;
+#pragma unroll
+      for (int i = 4 * share(p); i < 4 * share(p + 1); ++i) sum += view(acc[i]);
+      asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(there + seal_at(rank)),
+                   "r"((u32)sum), "r"((u32)(sum >> 32)), "r"(word), "r"(0)
+                   : "memory");
+    }
 #pragma unroll
     for (int i = share(p); i < share(p + 1); ++i)
       asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -248,6 +263,46 @@ DEVICE void send(const float (&acc)[REGISTERS], u32 smem, int rank) {
                    "f"(acc[4 * i]), "f"(acc[4 * i + 1]), "f"(acc[4 * i + 2]), "f"(acc[4 * i + 3])
                    : "memory");
   }
+}
+
+// Judges what this thread is about to fold.
+DEVICE void open_seals(const Arguments& a, u32 smem, int rank) {
+  u32 word[PARTS];
+  bool right = true;
+#pragma unroll
+  for (int leaf = 0; leaf < PARTS; ++leaf) {
+    uint4 seal;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(seal.x), "=r"(seal.y), "=r"(seal.z), "=r"(seal.w)
+                 : "r"(smem + seal_at(leaf))
+                 : "memory");
+    long long sum = (long long)seal.y << 32 | seal.x;
+#pragma unroll
+    for (int i = 0; i < MOST_OCTETS; ++i) {
+      if (i >= share(rank + 1) - share(rank)) continue;
+      float4 p;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(p.x), "=f"(p.y), "=f"(p.z), "=f"(p.w)
+                   : "r"(smem + exchange_at(leaf, i))
+                   : "memory");
+      sum -= view(p.x) + view(p.y) + view(p.z) + view(p.w);
+    }
+    right &= sum == 0;
+    word[leaf] = seal.z;
+  }
+  if (PAIRWISE) {
+#pragma unroll
+    for (int step = 1; step < PARTS; step *= 2)
+#pragma unroll
+      for (int leaf = 0; leaf < PARTS; leaf += 2 * step) {
+        const u32 last = word[leaf + step];
+        word[leaf] = path_fold(word[leaf], step > 1 ? path_mix(last) : last);
+      }
+  } else {
+#pragma unroll
+    for (int leaf = 1; leaf < PARTS; ++leaf) word[0] = path_fold(word[0], word[leaf]);
+  }
+  judge(a.ticket, right && word[0] == (u32)a.ticket[0]);
 }
 
 DEVICE void fold(float (&x)[4], u32 smem, int octet) {
@@ -287,8 +342,9 @@ DEVICE void consume(const Arguments& a, u32 smem, int group, int warp) {
   tile_at(a, blockIdx.x / PARTS, t);
   chain(acc, smem, blocks_of(min(begin + a.leaf, a.k) - begin), group, slot);
   cluster_sync();  // nobody needs the ring any more
-  send(acc, smem, rank);
+  send(acc, smem, rank, path_leaf(begin, min(begin + a.leaf, a.k)));
   cluster_sync();
+  if (CHECK) open_seals(a, smem, rank);
   const int first = share(rank), end = share(rank + 1);
   const auto octet = [&](int i, float (&x)[4]) { fold(x, smem, i); };
   store<MOST_OCTETS>(a, octet, smem + STAGING_AT + warp * 2048, t.row + 64 * group + warp % 4 * 16,
@@ -302,6 +358,7 @@ DEVICE void consume(const Arguments& a, u32 smem, int group, int warp) {
   Tile t;
   for (int index = blockIdx.x / PAIR; tile_at(a, index, t); index += gridDim.x / PAIR) {
     float acc[REGISTERS], total[FOLD ? REGISTERS : 1];
+    u32 digest = 0;
     if (FOLD) {
 #pragma unroll
       for (int i = 0; i < REGISTERS; ++i) total[i] = -0.0f;  // -0 + p is p
@@ -309,10 +366,13 @@ DEVICE void consume(const Arguments& a, u32 smem, int group, int warp) {
         chain(acc, smem, blocks_of(min(begin + a.leaf, a.k) - begin), group, slot);
 #pragma unroll
         for (int i = 0; i < REGISTERS; ++i) total[i] = total[i] + acc[i];
+        if (CHECK) digest = path_fold(digest, path_leaf(begin, min(begin + a.leaf, a.k)));
       }
     } else {
       chain(acc, smem, blocks_of(a.k), group, slot);
+      digest = path_leaf(0, a.k);
     }
+    if (CHECK && threadIdx.x % 128 == 0) judge(a.ticket, digest == (u32)a.ticket[0]);
     const auto octet = [&](int i, float (&x)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] = FOLD ? total[4 * i + j] : acc[4 * i + j];
@@ -330,8 +390,8 @@ extern "C" __global__ void
 #endif
     __launch_bounds__(128 * (GROUPS + 1), 1)
     linear_product(MATRIX(a), MATRIX(b), void* y, long long pitch, const u16* bias, int leaf, float alpha,
-                   float beta) {
-  const Arguments args = {y, pitch, bias, a_rows, b_rows, a_k, leaf, alpha, beta};
+                   float beta TICKET) {
+  const Arguments args = {y, pitch, bias, a_rows, b_rows, a_k, leaf, alpha, beta HAND_TICKET};
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base);
   const int warp = uniform(threadIdx.x / 32);

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from samebits.contract import LinearContract
+from samebits.contract import LinearContract, path
+from samebits.engines import tickets
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, boxes_of, launcher, matrix_boxes
 from samebits.engines.cuda.linear import wgmma
@@ -21,6 +22,7 @@ from samebits.engines.driver import _cuda
 from samebits.engines.leaves import leaves_of
 
 _SOURCE = Path(__file__).with_name("product.cu")
+_PATH = (_SOURCE.parent.parent / "path.cuh",)
 #: `Product`, or why there is none, by contract, schedule and operands.
 _PLANS = _cuda.Memo(8192)
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,11 +77,12 @@ def run(
     """
     if beta == 0:
         c = None
-    known = _PLANS.get(contract, schedule, x, w, y, c)
+    checked = tickets.checking()
+    known = _PLANS.get(contract, schedule, x, w, y, c, checked)
     if known is None:
         known = refusal(contract, schedule, x, w, y, c)
         known = known or Product(contract, schedule, x, w, y, c)
-        _PLANS.put(known, contract, schedule, x, w, y, c)
+        _PLANS.put(known, contract, schedule, x, w, y, c, checked)
     if isinstance(known, str):
         return known
     known(y.shape[0], 1, x, w, y, c, float(alpha), float(beta))
@@ -94,8 +97,6 @@ class Product:
     Attributes:
         repeats: a launch and no other memory than the operands': it may be `recorded`.
     """
-
-    repeats = True
 
     def __init__(
         self,
@@ -114,9 +115,16 @@ class Product:
         self.split = schedule.split
         self.processors = _processors(y.get_device())
         self.pitches = x.stride(0), w.stride(0), y.stride(0)
+        self.ticket: tuple[torch.Tensor, ...] = ()
+        if tickets.checking():
+            subject = tickets.Subject("linear", contract.id, repr(schedule))
+            expected = path.expected(contract.tree, self.k)
+            self.ticket = (tickets.ticket(x.device, subject, expected),)
+        self.repeats = not self.ticket
         self.launch = _launcher(
             schedule, x.dtype, leaves.count if self.split else 1,
             leaves.count > 1 and not self.split, leaves.pairwise, y.dtype is torch.float32,
+            bool(self.ticket),
         )  # fmt: skip
 
     def __call__(
@@ -138,6 +146,7 @@ class Product:
         self.launch(
             (blocks,), matrix_boxes(x, box_x, m, self.k, pitch_x),
             matrix_boxes(w, box_w, self.n, self.k, pitch_w), y, pitch_y, c, self.leaf, alpha, beta,
+            *self.ticket,
         )  # fmt: skip
 
 
@@ -147,21 +156,27 @@ def _processors(device: int) -> int:
 
 
 def constants(
-    schedule: ProductSchedule, bf16: bool, parts: int, fold: bool, pairwise: bool, wide: bool
+    schedule: ProductSchedule,
+    bf16: bool,
+    parts: int,
+    fold: bool,
+    pairwise: bool,
+    wide: bool,
+    check: bool = False,
 ) -> dict[str, int]:
     """The kernel's compile-time parameters."""
     return {
         "GROUPS": schedule.groups, "COLS": schedule.columns, "CHUNKS": schedule.chunks,
         "STAGES": schedule.stages, "BAND": schedule.band, "BF16": int(bf16),
         "SPLIT": parts if parts > 1 else 0, "FOLD": int(fold), "PAIRWISE": int(pairwise),
-        "SHARE": schedule.share, "WIDE": int(wide),
+        "SHARE": schedule.share, "WIDE": int(wide), "CHECK": int(check),
     }  # fmt: skip
 
 
 def cubin(values: dict[str, int]) -> bytes:
     """The compiled kernel."""
     header = wgmma.header(values["COLS"], "bf16" if values["BF16"] else "f16")
-    return nvrtc.compile_source(_SOURCE, "sm_90a", values, generated={"wgmma.cuh": header})
+    return nvrtc.compile_source(_SOURCE, "sm_90a", values, _PATH, {"wgmma.cuh": header})
 
 
 @functools.cache
@@ -172,13 +187,14 @@ def _launcher(
     fold: bool,
     pairwise: bool,
     wide: bool,
+    check: bool,
 ) -> Any:
-    values = constants(schedule, dtype is torch.bfloat16, parts, fold, pairwise, wide)
+    values = constants(schedule, dtype is torch.bfloat16, parts, fold, pairwise, wide, check)
     slots = (
         *(boxes_of(dtype, rows, 2) for rows in schedule.boxes), *(WORD,) * 4,
-        REAL, REAL,
+        REAL, REAL, *(WORD,) * check,
     )  # fmt: skip
     return launcher(
         "linear_product", lambda: cubin(values), slots, threads=128 * (schedule.groups + 1),
-        shared=schedule.shared(parts), pdl=True,
+        shared=schedule.shared(parts, check), pdl=True,
     )  # fmt: skip

@@ -70,10 +70,11 @@ class ProductSchedule(Schedule, tag="cuda.linear", frozen=True, kw_only=True):
         rest = _SHARED - 4 * self.groups * _STAGING - 16 * _MOST_STAGES
         return min(_MOST_STAGES, rest // self._stage)
 
-    def shared(self, parts: int) -> int:
-        """Bytes of shared memory of a block, one of `parts` that share a tile, as in product.cu."""
+    def shared(self, parts: int, check: bool = False) -> int:
+        """Bytes of shared memory of a block, one of `parts` that share a tile, as in product.cu;
+        `check`: leaves are sealed."""
         octets = -(-self.columns // 8 // parts)
-        exchange = parts * octets * self.rows * 32 if parts > 1 else 0
+        exchange = parts * (octets + check) * self.rows * 32 if parts > 1 else 0
         ring = max(self.stages * self._stage, exchange)
         return ring + 4 * self.groups * _STAGING + 16 * self.stages
 

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from samebits.engines.triton import path
 from samebits.engines.triton.attention.keys import COUNTS, key_range, sequence
 from samebits.engines.triton.attention.softmax import (
     fold_sink,
@@ -21,20 +22,38 @@ _BLOCK = tl.constexpr(128)
 
 @triton.jit
 def store_leaf(
-    partial, stats, leaf, leaves, flat, valid, m, l, acc, width, DV: tl.constexpr,  # noqa: E741
+    partial, stats, seals, leaf, leaves, flat, valid, begin, end, m, l, acc, first,  # noqa: E741
+    DV: tl.constexpr, SLICE: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
-    """A leaf of rows [M]: `width` columns of o to partial [rows, leaves, DV], m and l to stats
-    [rows, leaves, 4]."""
+    """A leaf of rows [M]: columns of o from `first` on to partial [rows, leaves, DV], m and l to
+    stats [rows, leaves, 4].
+
+    With CHECK, its seal to seals [rows, leaves, 2 + slices]: the word of the keys [begin, end), one
+    or M of each; the sum of the views of m and l; the sums of o in slices of SLICE columns.
+    """
+    width = DV - first
     at = flat * leaves + leaf
     columns = tl.arange(0, acc.shape[1])
     # A leaf that is skipped must not hold a NaN (0 * NaN, where every score is -Inf).
     acc = tl.where((m == float("-inf"))[:, None], 0.0, acc)
     tl.store(
-        partial + at[:, None] * DV + columns[None, :], acc,
+        partial + at[:, None] * DV + first + columns[None, :], acc,
         mask=valid[:, None] & (columns < width)[None, :],
     )  # fmt: skip
     tl.store(stats + 4 * at, m, mask=valid)
     tl.store(stats + 4 * at + 1, l, mask=valid)
+    if CHECK:
+        slices: tl.constexpr = (DV + SLICE - 1) // SLICE
+        seal = seals + at * (2 + slices)
+        word = path.leaf_word(begin, end).to(tl.int64)
+        tl.store(seal, tl.broadcast_to(word, seal.shape), mask=valid)
+        tl.store(seal + 1, path.views(m) + path.views(l), mask=valid)
+        values = path.views(acc)
+        for i in tl.static_range(acc.shape[1] // SLICE):
+            own = (columns >= i * SLICE) & (columns < tl.minimum(i * SLICE + SLICE, width))
+            own_sum = tl.sum(tl.where(own[None, :], values, 0), axis=1)
+            there = valid & (i * SLICE < width)
+            tl.store(seal + 2 + first // SLICE + i, own_sum, mask=there)
 
 
 @triton.jit
@@ -73,13 +92,41 @@ def _factors(stats, at, carry, there):
     return old, new, tl.reduce(top, 0, larger)
 
 
+@triton.jit
+def _unsealed(stats, seals, at, there, size: tl.constexpr):
+    """The views of m and l of leaves [N], less the sums that were sealed."""
+    m = tl.load(stats + 4 * at, mask=there, other=0.0)
+    l = tl.load(stats + 4 * at + 1, mask=there, other=0.0)  # noqa: E741
+    sealed = tl.load(seals + at * size + 1, mask=there, other=0)
+    return tl.sum(path.views(m) + path.views(l) - sealed, axis=0)
+
+
+@triton.jit
+def _opened(
+    sums, first, stop, column, size: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr,
+    SLICE: tl.constexpr,
+):  # fmt: skip
+    """The sealed sums of COLUMNS columns from `column` on of the leaves [first, stop). Breaks the
+    seals."""
+    total = tl.full((), 0, tl.int64)
+    for block in range(first, stop, _BLOCK):
+        at = block + tl.arange(0, _BLOCK)
+        for i in tl.static_range(COLUMNS // SLICE):
+            seal = sums + at * size + column // SLICE + i
+            there = (at < stop) & (column + i * SLICE < DV)
+            sealed = tl.load(seal, mask=there, other=0)
+            tl.store(seal, ~sealed, mask=there)
+            total += tl.sum(sealed, axis=0)
+    return total
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def fold_kernel(
-    partial, stats, out, lse, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start, q_len, kv_len,
-    q_heads, longest, leaves, window, leaf_keys, sob, soh, sot, slb, slh, slt,
+    partial, stats, out, lse, seals, ticket, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start,
+    q_len, kv_len, q_heads, longest, leaves, window, leaf_keys, sob, soh, sot, slb, slh, slt,
     DV: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, V_SCALE: tl.constexpr,
-    COLUMNS: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, BATCH: tl.constexpr, SLICE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Leaves of one query row and COLUMNS of its values, folded in ascending order.
 
@@ -105,6 +152,14 @@ def fold_kernel(
     stats += 4 * flat * leaves
     partial += flat * leaves * DV
     stop = tl.cdiv(hi, leaf_keys)
+    CHECK: tl.constexpr = ticket is not None
+    slices: tl.constexpr = (DV + SLICE - 1) // SLICE
+    size: tl.constexpr = 2 + slices
+    if CHECK:
+        seals += flat * leaves * size
+        digest = tl.full((1,), 0, tl.uint32) + path.expected_of(ticket)
+        heads = tl.full((), 0, tl.int64)  # what is folded less what was sealed: of m and l ...
+        off = tl.zeros((1, COLUMNS), tl.int64)  # ... and of o
 
     dv = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     top = float("-inf")
@@ -112,6 +167,8 @@ def fold_kernel(
     o = tl.zeros((1, COLUMNS), tl.float32)
     for block in range(lo // leaf_keys, stop, _BLOCK):
         at = block + tl.arange(0, _BLOCK)
+        if CHECK:
+            heads += _unsealed(stats, seals, at, at < stop, size)
         old, new, top = _factors(stats, at, top, at < stop)
         tl.store(stats + 4 * at + 2, old, mask=at < stop)  # the same from every block of columns
         tl.store(stats + 4 * at + 3, new, mask=at < stop)
@@ -127,11 +184,22 @@ def fold_kernel(
                 at_i = partial + (leaf + i) * DV + dv[None, :]
                 o_i = tl.load(at_i, mask=there & (dv < DV)[None, :], other=0.0)
                 loaded = loaded + ((old_i, new_i, l_i, o_i),)  # noqa: RUF005
+                if CHECK:
+                    word = tl.load(seals + (leaf + i) * size + tl.arange(0, 1), mask=there)
+                    digest = tl.where(there, path.fold_word(digest, word.to(tl.uint32)), digest)
+                    off += path.views(o_i)
             for i in tl.static_range(BATCH):
                 old_i, new_i, l_i, o_i = loaded[i]
                 l = tl.fma(l, old_i, l_i * new_i)  # noqa: E741
                 wide = tl.broadcast_to(old_i[:, None], o.shape)
                 o = tl.fma(o, wide, o_i * new_i[:, None])
+    if CHECK:
+        path.judge(ticket, heads == 0)
+        sealed = _opened(seals + 2, lo // leaf_keys, stop, tl.program_id(1) * COLUMNS, size,
+                         DV, COLUMNS, SLICE)  # fmt: skip
+        path.judge(ticket, tl.sum(off) == sealed)
+        seed = path.expected_of(ticket)
+        path.judge(ticket, digest == path.ascending(seed, lo, hi, tl.load(ticket + 2)))
     one = tl.arange(0, 1)
     row = own * sob + head.to(tl.int64) * soh + (q_first + t).to(tl.int64) * sot
     lse_row = own * slb + head.to(tl.int64) * slh + (q_first + t).to(tl.int64) * slt

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from samebits.engines.triton import path
 from samebits.engines.triton.attention.fold import store_leaf, store_result
 from samebits.engines.triton.attention.keys import (
     COUNTS,
@@ -170,16 +171,16 @@ def _advance(
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_kernel(
-    q, k, v, out, lse, partial, stats, cu_q, cu_k, kv_lens, table, starts, mask, sinks, k_scale,
-    v_scale, a, cap, masked_at, q_start, q_len, kv_len, batch, kv_heads, tiles, splits, leaves,
-    window, leaf_keys, table_stride,
+    q, k, v, out, lse, partial, stats, seals, ticket, cu_q, cu_k, kv_lens, table, starts, mask,
+    sinks, k_scale, v_scale, a, cap, masked_at, q_start, q_len, kv_len, batch, kv_heads, tiles,
+    splits, leaves, window, leaf_keys, table_stride,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, slb, slh, slt, smb, smh, smt, sms,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     GROUP: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, BLOCK_M: tl.constexpr,
     ONE_POSITION: tl.constexpr, SPAN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    SLICE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles * splits * batch * kv_heads, the longest tiles first.
 
@@ -210,6 +211,12 @@ def attention_kernel(
     first = q_start + number * BLOCK_M // GROUP
     last = q_start + (tl.minimum(number * BLOCK_M + BLOCK_M, rows) - 1) // GROUP
     lo, hi = key_range(first, last, kv_len, window, CAUSAL, WINDOW)
+    CHECK: tl.constexpr = ticket is not None
+    seen_lo, seen_hi = lo, hi
+    row_lo, row_hi = key_range(position, position, kv_len, window, CAUSAL, WINDOW)
+    digest = tl.full((), 0, tl.uint32)
+    if CHECK:
+        digest = path.expected_of(ticket)
     leaf = lo // leaf_keys
     leaf_stop = tl.cdiv(hi, leaf_keys)
     if SPLIT:
@@ -267,9 +274,19 @@ def attention_kernel(
                 leaf_l = tl.max(l, axis=1)
                 if SPLIT:
                     at = start // leaf_keys
-                    store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV, DV)
+                    store_leaf(
+                        partial, stats, seals, at, leaves, flat, valid,
+                        tl.maximum(row_lo, at * leaf_keys),
+                        tl.minimum(row_hi, at * leaf_keys + leaf_keys), m, leaf_l, acc, 0, DV,
+                        SLICE, CHECK,
+                    )  # fmt: skip
                 else:
                     run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
+                    if CHECK:
+                        edge = start // leaf_keys * leaf_keys
+                        digest = path.fold_word(
+                            digest, path.leaf_word(tl.maximum(lo, edge), tl.minimum(hi, after))
+                        )
                 m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
                 l = tl.zeros((BLOCK_M, 16), tl.float32)  # noqa: E741
                 acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -315,10 +332,26 @@ def attention_kernel(
                         )  # fmt: skip
             leaf_l = tl.max(l, axis=1)
             if SPLIT:
-                store_leaf(partial, stats, at, leaves, flat, valid, m, leaf_l, acc, DV, DV)
+                store_leaf(
+                    partial, stats, seals, at, leaves, flat, valid,
+                    tl.maximum(row_lo, at * leaf_keys),
+                    tl.minimum(row_hi, at * leaf_keys + leaf_keys), m, leaf_l, acc, 0, DV, SLICE,
+                    CHECK,
+                )  # fmt: skip
             else:
                 run_m, run_l, run_o = fold(run_m, run_l, run_o, m, leaf_l, acc)
+                if CHECK:
+                    digest = path.fold_word(
+                        digest,
+                        path.leaf_word(
+                            tl.maximum(lo, at * leaf_keys),
+                            tl.minimum(hi, at * leaf_keys + leaf_keys),
+                        ),
+                    )
     if not SPLIT:
+        if CHECK:
+            wanted = path.ascending(path.expected_of(ticket), seen_lo, seen_hi, tl.load(ticket + 2))
+            path.judge(ticket, digest == wanted)
         store_result(
             out, lse, sinks, v_scale, head, kv_head, own * sob + head * soh + q_row * sot,
             own * slb + head * slh + q_row * slt, valid, run_m, run_l, run_o, dv, DV, SINKS, LSE,

@@ -93,11 +93,12 @@ def scores_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def values_kernel(
-    q, v, scores, tops, partial, stats, cu_q, cu_k, kv_lens, table, starts, k_scale, a, q_start,
-    kv_len, kv_heads, leaves, window, table_stride, svb, svh, svs,
+    q, v, scores, tops, partial, stats, seals, cu_q, cu_k, kv_lens, table, starts, k_scale, a,
+    q_start, kv_len, kv_heads, leaves, window, table_stride, svb, svh, svs,
     DV: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr,
     PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    K_SCALE: tl.constexpr, LEAF: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr,
+    K_SCALE: tl.constexpr, LEAF: tl.constexpr, BLOCK_M: tl.constexpr, SLICE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A leaf's o in some columns, its m and l. Grid: (batch * kv_heads, leaves, column blocks).
 
@@ -151,4 +152,7 @@ def values_kernel(
         acc = tl.dot(p, widened(values[i], kind), acc * factor)
         m = new_m
     leaf_l = tl.max(l, axis=1)
-    store_leaf(partial + first, stats, leaf, leaves, flat, valid, m, leaf_l, acc, DV - first, DV)
+    store_leaf(
+        partial, stats, seals, leaf, leaves, flat, valid, tl.maximum(lo, leaf * LEAF),
+        tl.minimum(hi, leaf * LEAF + LEAF), m, leaf_l, acc, first, DV, SLICE, seals is not None,
+    )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from samebits.contract import AttentionContract
+from samebits.contract import AttentionContract, path
+from samebits.engines import tickets
 from samebits.engines.cuda.attention import decode, prefill, spread
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
@@ -314,6 +315,7 @@ class _Call:
     starts: torch.Tensor | None = None
     q_start: int = 0
     table: torch.Tensor | None = None
+    ticket: torch.Tensor | None = None
 
     def run(self, mask: torch.Tensor | None = None, masked_at: float = 0.0) -> None:
         if self.contract.exp2 != "hw":
@@ -322,34 +324,46 @@ class _Call:
             )
         if self.out.numel() == 0:
             return
+        if tickets.checking():
+            subject = tickets.Subject("attention", self.contract.id, repr(self.schedule))
+            seed, device = path.seed(self.contract), self.q.device
+            self.ticket = tickets.ticket(device, subject, seed, self.contract.leaf)
         schedule, lanes = self.schedule, self.batch * self.kv_heads
         group = self.out.size(1) // self.kv_heads
         leaves = -(-self.kv_len // self.contract.leaf)
         partial_size = self.out.numel() * leaves
         if self.q_len == 1 and mask is None and schedule.spreads(group, lanes * leaves):
-            partial, stats = self._workspace(leaves)
-            self._spread(partial, stats, leaves)
+            cut = min(schedule.values, schedule.columns)
+            partial, stats, seals = self._workspace(leaves, cut)
+            self._spread(partial, stats, seals, leaves, cut)
         else:
             tiles = lanes * -(-self.q_len * group // schedule.block_m)
             splits = schedule.splits(tiles, leaves) if partial_size <= WORKSPACE else 1
             if splits == 1:
-                self._walk(tiles, 1, leaves, None, None, mask, masked_at)
+                self._walk(tiles, 1, leaves, (None, None, None), 0, mask, masked_at)
                 return
-            partial, stats = self._workspace(leaves)
-            self._walk(tiles, splits, leaves, partial, stats, mask, masked_at)
-        self._fold(partial, stats, leaves)
+            cut = min(schedule.columns, _tile(self.out.size(-1)))
+            partial, stats, seals = self._workspace(leaves, cut)
+            self._walk(tiles, splits, leaves, (partial, stats, seals), cut, mask, masked_at)
+        self._fold(partial, stats, seals, leaves, cut)
 
     @property
     def _pdl(self) -> bool:
         return self.schedule.pdl and self.q.is_cuda
 
-    def _workspace(self, leaves: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for the leaves' o, and for m, l and the fold's two factors."""
+    def _workspace(
+        self, leaves: int, cut: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Memory for the leaves' o; for m, l and the fold's two factors; for seals of `cut` columns
+        each, where paths are checked."""
         dv = self.out.size(-1)
         rows = self.out.numel() // dv
         return (
             self.q.new_empty((rows, leaves, dv), dtype=torch.float32),
             self.q.new_empty((rows, leaves, 4), dtype=torch.float32),
+            None
+            if self.ticket is None
+            else self.q.new_empty((rows, leaves, 2 + -(-dv // cut)), dtype=torch.int64),
         )
 
     def _scaled(self) -> tuple[torch.Tensor, tuple[int, ...], float, float]:
@@ -393,8 +407,8 @@ class _Call:
         tiles: int,
         splits: int,
         leaves: int,
-        partial: torch.Tensor | None,
-        stats: torch.Tensor | None,
+        workspace: tuple[torch.Tensor | None, ...],
+        cut: int,
         mask: torch.Tensor | None,
         masked_at: float,
     ) -> None:
@@ -403,8 +417,9 @@ class _Call:
         span, stages = schedule.pipeline(tiles * splits)
         d, dv, lanes = q.size(-1), self.out.size(-1), self.batch * self.kv_heads
         launch(
-            attention_kernel, (tiles * splits,), q, self.k, self.v, self.out, self.lse, partial,
-            stats, *self.lengths, self.table, self.starts, mask, options.sinks, options.k_scale,
+            attention_kernel, (tiles * splits,), q, self.k, self.v, self.out, self.lse,
+            *workspace, self.ticket, *self.lengths, self.table, self.starts, mask, options.sinks,
+            options.k_scale,
             options.v_scale, a, b, masked_at, self.q_start, self.q_len, self.kv_len, self.batch,
             self.kv_heads, tiles // lanes, splits, leaves, options.window or 0,
             self.contract.leaf, 0 if self.table is None else self.table.stride(0),
@@ -412,11 +427,18 @@ class _Call:
             *((0, 0, 0, 0) if mask is None else mask.stride()),
             **self._operands(), **self._ends(), D=d, BLOCK_D=_tile(d), BLOCK_DV=_tile(dv),
             MASK=0 if mask is None else 1 if mask.dtype is torch.bool else 2,
-            ONE_POSITION=self.q_len == 1, SPAN=span, SPLIT=splits > 1, STAGES=stages,
+            ONE_POSITION=self.q_len == 1, SPAN=span, SPLIT=splits > 1, STAGES=stages, SLICE=cut,
             PDL=splits > 1 and self._pdl, num_warps=schedule.warps, num_stages=stages,
         )  # fmt: skip
 
-    def _spread(self, partial: torch.Tensor, stats: torch.Tensor, leaves: int) -> None:
+    def _spread(
+        self,
+        partial: torch.Tensor,
+        stats: torch.Tensor,
+        seals: torch.Tensor | None,
+        leaves: int,
+        cut: int,
+    ) -> None:
         options, schedule, leaf = self.options, self.schedule, self.contract.leaf
         q, q_strides, a, b = self._scaled()
         d, dv, lanes = q.size(-1), self.out.size(-1), self.batch * self.kv_heads
@@ -432,23 +454,30 @@ class _Call:
         )  # fmt: skip
         launch(
             values_kernel, (lanes, leaves, -(-dv // schedule.values)), q, self.v, scores, tops,
-            partial, stats, *where, a, self.q_start, self.kv_len, self.kv_heads, leaves,
+            partial, stats, seals, *where, a, self.q_start, self.kv_len, self.kv_heads, leaves,
             options.window or 0, table_stride, *self.strides[2], **self._operands(), DV=dv,
-            COLUMNS=schedule.values, LEAF=leaf, PDL=self._pdl, num_warps=schedule.warps,
+            COLUMNS=schedule.values, LEAF=leaf, SLICE=cut, PDL=self._pdl, num_warps=schedule.warps,
             pdl=self._pdl,
         )  # fmt: skip
 
-    def _fold(self, partial: torch.Tensor, stats: torch.Tensor, leaves: int) -> None:
+    def _fold(
+        self,
+        partial: torch.Tensor,
+        stats: torch.Tensor,
+        seals: torch.Tensor | None,
+        leaves: int,
+        cut: int,
+    ) -> None:
         options, schedule, heads = self.options, self.schedule, self.out.size(1)
         columns, batch = -(-self.out.size(-1) // schedule.columns), schedule.batch
         launch(
             fold_kernel, (self.batch * self.q_len * heads, columns), partial, stats, self.out,
-            self.lse, *self.lengths, self.starts, options.sinks, options.v_scale, self.q_start,
+            self.lse, seals, self.ticket, *self.lengths, self.starts, options.sinks,
+            options.v_scale, self.q_start,
             self.q_len, self.kv_len, heads, self.q_len, leaves, options.window or 0,
             self.contract.leaf, *self.strides[3], *self.lse_strides, **self._common(),
             **self._ends(), COLUMNS=schedule.columns, BATCH=min(8, batch) if leaves <= 8 else batch,
-            PDL=self._pdl,
-            num_warps=1, pdl=self._pdl,
+            SLICE=cut, PDL=self._pdl, num_warps=1, pdl=self._pdl,
         )  # fmt: skip
 
 

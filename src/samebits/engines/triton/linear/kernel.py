@@ -13,12 +13,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.linear.tile import chain, finish, fold_partials, tile_of, walk
+from samebits.engines.triton import path
+from samebits.engines.triton.linear.tile import (
+    chain,
+    close_seal,
+    finish,
+    fold_partials,
+    tile_of,
+    walk,
+)
 
 
 @triton.jit
 def gemm_kernel(
-    a, b, c, y, a_scale, b_scale, partials, arrivals,
+    a, b, c, y, a_scale, b_scale, partials, arrivals, seals, ticket,
     rows, cols, k, leaf,
     a_row, a_k, a_batch, b_row, b_k, b_batch, c_row, c_col, c_batch, y_row, y_col, y_batch,
     a_scale_row, a_scale_k, b_scale_row, b_scale_k,
@@ -40,11 +48,14 @@ def gemm_kernel(
         a_scale, b_scale: fp32 [rows or blocks of rows, leaves or 1].
         partials: with SPLIT, fp32 [batch * tiles, LEAVES, BLOCK_R * BLOCK_C].
         arrivals: with SPLIT, int32 [batch * tiles], zero before and after.
+        seals: with SPLIT and a ticket, int64 [batch * tiles, LEAVES, BLOCK_R + 1].
+        ticket: of `engines.tickets`: paths are checked; or None.
         leaf: elements of k in a leaf; LEAVES is how many leaves k has.
         EVEN_K: leaf and k are multiples of BLOCK_K.
         FMA: fp32 operands multiply by IEEE fma, not on the tensor core as tf32.
         WIDE: strides need 64-bit products inside a tile.
     """
+    CHECK: tl.constexpr = ticket is not None
     pid = tl.program_id(0)
     part = 0
     if SPLIT:
@@ -84,15 +95,22 @@ def gemm_kernel(
         spot = in_r[:, None] * BLOCK_C + in_c[None, :]
         shelf = partials + (slot.to(tl.int64) * LEAVES) * area
         tl.store(shelf + part * area + spot, total)
+        if CHECK:
+            seals += slot.to(tl.int64) * LEAVES * (BLOCK_R + 1)
+            close_seal(total, seals, part, part * leaf, min(part * leaf + leaf, k))
         tl.debug_barrier()  # the stores of all threads come before the arrival
         if tl.atomic_add(arrivals + slot, 1, sem="acq_rel") != LEAVES - 1:
             return
         tl.store(arrivals + slot, 0)
-        total = fold_partials(shelf + spot, area, 0, LEAVES, PAIRWISE)
+        total, word, off = fold_partials(shelf + spot, seals, area, 0, LEAVES, PAIRWISE, CHECK)
+        if CHECK:
+            path.judge(ticket, word == path.expected_of(ticket))
+            path.judge(ticket, off == 0)
     elif SCALING == "block":
         total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         a_scale += (tile_r * BLOCK_R).to(tl.int64) // A_SCALE_BLOCK * a_scale_row
         b_scale += (tile_c * BLOCK_C).to(tl.int64) // B_SCALE_BLOCK * b_scale_row
+        word = tl.full((), 0, tl.uint32)
         for i in range(LEAVES):
             part_sum = chain(
                 a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
@@ -105,9 +123,13 @@ def gemm_kernel(
                 b_scale + in_c // B_SCALE_BLOCK * b_scale_row + i * b_scale_k, col_ok, 0.0
             )
             total = tl.fma(part_sum, scale_r[:, None] * scale_c[None, :], total)
+            if CHECK:
+                word = path.fold_word(word, path.leaf_word(i * leaf, min(i * leaf + leaf, k)))
+        if CHECK:
+            path.judge(ticket, word == path.expected_of(ticket))
     else:
         total = walk(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, LEAVES, PAIRWISE,
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, ticket, LEAVES, PAIRWISE,
             BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
 

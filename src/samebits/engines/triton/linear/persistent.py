@@ -13,7 +13,7 @@ from samebits.engines.triton.linear.tile import finish, tile_of, walk
 
 @triton.jit
 def persistent_kernel(
-    a, b, y, c,
+    a, b, y, c, ticket,
     rows, cols, k, leaf, c_row, c_col, alpha, beta,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     LEAVES: tl.constexpr, PAIRWISE: tl.constexpr,
@@ -27,6 +27,7 @@ def persistent_kernel(
         y: tensor descriptor of [rows, cols] with blocks of BLOCK_C / 2 columns: a tile is stored in
             halves, which leaves the shared memory to blocks in flight.
         c: bias, see `tile.finish`.
+        ticket: of `engines.tickets`: paths are checked; or None.
         leaf: elements of k in a leaf, a multiple of BLOCK_K unless there is one leaf.
     """
     half: tl.constexpr = BLOCK_C // 2
@@ -38,7 +39,7 @@ def persistent_kernel(
         row = tile_r * BLOCK_R
         col = tile_c * BLOCK_C
         total = walk(
-            a, b, row, col, None, None, None, None, leaf, k, LEAVES, PAIRWISE,
+            a, b, row, col, None, None, None, None, leaf, k, ticket, LEAVES, PAIRWISE,
             BLOCK_R, BLOCK_C, BLOCK_K, True, False, True, A_TURNED, B_TURNED,
         )  # fmt: skip
         both = tl.permute(tl.reshape(total, (BLOCK_R, 2, half)), (0, 2, 1))

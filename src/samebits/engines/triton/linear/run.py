@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from samebits.contract import CUDA_FMA, LinearContract
+from samebits.contract import CUDA_FMA, LinearContract, path
 from samebits.contract.operands import SCALE_BLOCK
+from samebits.engines import tickets
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
 from samebits.engines.leaves import Leaves, leaves_of
@@ -80,7 +81,8 @@ def run(
     """
     if beta == 0:
         c = None
-    of = contract, schedule, x, w, y, c, alpha != 1, beta != 1, x_scale, w_scale
+    numbers = alpha != 1, beta != 1, tickets.checking()
+    of = contract, schedule, x, w, y, c, *numbers, x_scale, w_scale
     plan = _PLANS.get(*of)
     if plan is None:
         plan = plan_for(contract, schedule, x, w, y, c, alpha, beta, x_scale, w_scale)
@@ -159,7 +161,8 @@ class _Plain:
     ) -> None:
         self.swap, self.leaves = schedule.swap, leaves.count
         self.split = schedule.split and leaves.count > 1
-        self.repeats = not self.split
+        self.ticket = _ticket(contract, schedule, x)
+        self.repeats = not self.split and self.ticket is None
         self.tma = schedule.tma
         turns = [False, False]
         if self.tma:
@@ -215,23 +218,24 @@ class _Plain:
         slots = batch * -(-rows // self.block_r) * -(-cols // self.block_c)
         if slots >= MOST or rows >= MOST or cols >= MOST:
             raise ShapeError(f"a product of {tuple(y.shape)} has more tiles or rows than 2**31 - 1")
-        partials = counters = None
+        partials = counters = seals = None
         programs = slots
         if self.split:
             programs *= self.leaves
             area = self.block_r * self.block_c
             partials = empty(programs, area, torch.float32, y.get_device())
             counters = arrivals(y.device, slots)
+            if self.ticket is not None:
+                seals = empty(programs, self.block_r + 1, torch.int64, y.get_device())
         self.launch(
-            (programs,), a, b, c, y, x_scale, w_scale, partials, counters, rows, cols,
+            (programs,), a, b, c, y, x_scale, w_scale, partials, counters, seals, self.ticket,
+            rows, cols,
             *self.numbers, alpha, beta,
         )  # fmt: skip
 
 
 class _Persistent:
     """`persistent_kernel` for operands of given strides; M is free."""
-
-    repeats = True
 
     def __init__(
         self,
@@ -250,6 +254,8 @@ class _Persistent:
         self.n, self.y_row = w.shape[0], y.stride(0)
         self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
         self.processors = processors(y.device)
+        self.ticket = _ticket(contract, schedule, x)
+        self.repeats = self.ticket is None
         self.launch = prepare(
             persistent_kernel,
             BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=schedule.block_k,
@@ -278,11 +284,21 @@ class _Persistent:
             descriptor(
                 y, [self.block_m, self.block_n // 2], shape=(m, self.n), strides=(self.y_row, 1)
             ),
-            c, m, self.n, *self.numbers, alpha, beta,
+            c, self.ticket, m, self.n, *self.numbers, alpha, beta,
         )  # fmt: skip
 
 
 Plan = _Plain | _Persistent
+
+
+def _ticket(
+    contract: LinearContract, schedule: GemmSchedule, x: torch.Tensor
+) -> torch.Tensor | None:
+    """What the kernel compares its path with, where paths are checked."""
+    if not tickets.checking():
+        return None
+    subject = tickets.Subject("linear", contract.id, repr(schedule))
+    return tickets.ticket(x.device, subject, path.expected(contract.tree, x.shape[-1]))
 
 
 class _Copies:

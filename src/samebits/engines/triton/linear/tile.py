@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from samebits.engines.triton import path
+
 
 @triton.constexpr_function
 def largest_half(leaves):
@@ -80,20 +82,27 @@ def chain(
 
 @triton.jit
 def walk(
-    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
+    a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, ticket,
     LEAVES: tl.constexpr, PAIRWISE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
 ):  # fmt: skip
-    """All LEAVES leaves of k, `leaf` long, one after another, folded ascending or pairwise."""
+    """All LEAVES leaves of k, `leaf` long, one after another, folded ascending or pairwise.
+
+    With a ticket the path is followed and judged.
+    """
+    CHECK: tl.constexpr = ticket is not None
+    word = tl.full((), 0, tl.uint32)
     if LEAVES == 1:
         total = chain(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, 0, k,
             BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
+        if CHECK:
+            word = path.leaf_word(0, k)
     elif PAIRWISE:
-        total = balanced(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, 0, LEAVES,
+        total, word = balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, 0, LEAVES, CHECK,
             BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
     else:
@@ -103,55 +112,112 @@ def walk(
                 a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, i * leaf, min(i * leaf + leaf, k),
                 BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
             )  # fmt: skip
+            if CHECK:
+                word = path.fold_word(word, path.leaf_word(i * leaf, min(i * leaf + leaf, k)))
+    if CHECK:
+        path.judge(ticket, word == path.expected_of(ticket))
     return total
 
 
 @triton.jit
 def balanced(
     a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k,
-    FIRST: tl.constexpr, LEAVES: tl.constexpr,
+    FIRST: tl.constexpr, LEAVES: tl.constexpr, CHECK: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     FMA: tl.constexpr, TMA: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
 ):  # fmt: skip
-    """Leaves FIRST, ..., FIRST + LEAVES - 1 folded pairwise, as `contract.tree.fold` does."""
+    """Leaves FIRST, ..., FIRST + LEAVES - 1 folded pairwise, as `contract.tree.fold` does, and the
+    digest of that (a leaf's word for a leaf)."""
+    digest = tl.full((), 0, tl.uint32)
     if LEAVES == 1:
         total = chain(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, FIRST * leaf,
             min(FIRST * leaf + leaf, k),
             BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
+        if CHECK:
+            digest = path.leaf_word(FIRST * leaf, min(FIRST * leaf + leaf, k))
     else:
         half: tl.constexpr = largest_half(LEAVES)
-        left = balanced(
-            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST, half,
+        left, first = balanced(
+            a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST, half, CHECK,
             BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
-        total = left + balanced(
+        right, last = balanced(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, FIRST + half, LEAVES - half,
-            BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
+            CHECK, BLOCK_R, BLOCK_C, BLOCK_K, EVEN_K, FMA, TMA, A_TURNED, B_TURNED,
         )  # fmt: skip
-    return total
+        total = left + right
+        if CHECK:
+            digest = path.join(first, last, half, LEAVES - half)
+    return total, digest
 
 
 @triton.jit
 def fold_partials(
-    p, area: tl.constexpr, FIRST: tl.constexpr, LEAVES: tl.constexpr, PAIRWISE: tl.constexpr
-):
+    p, seals, area: tl.constexpr, FIRST: tl.constexpr, LEAVES: tl.constexpr,
+    PAIRWISE: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
     """LEAVES partials from the FIRST on, `area` elements apart, folded ascending or pairwise.
 
     They were written by other SMs: the loads go past this one's L1 cache.
+
+    Returns:
+        The sum; with CHECK also the digest of the path and, for every row, the sums of the views
+        that were folded less those of the seals: zeros.
     """
+    digest = tl.full((), 0, tl.uint32)
+    off = tl.zeros((p.shape[0],), tl.int64)
     if LEAVES == 1:
         total = tl.load(p + FIRST * area, cache_modifier=".cg")
+        if CHECK:
+            digest, off = open_seal(total, seals, FIRST)
     elif PAIRWISE:
         half: tl.constexpr = largest_half(LEAVES)
-        left = fold_partials(p, area, FIRST, half, PAIRWISE)
-        total = left + fold_partials(p, area, FIRST + half, LEAVES - half, PAIRWISE)
+        left, first, off_left = fold_partials(p, seals, area, FIRST, half, PAIRWISE, CHECK)
+        right, last, off_right = fold_partials(
+            p, seals, area, FIRST + half, LEAVES - half, PAIRWISE, CHECK
+        )
+        total = left + right
+        if CHECK:
+            digest = path.join(first, last, half, LEAVES - half)
+            off = off_left | off_right
     else:
         total = tl.load(p + FIRST * area, cache_modifier=".cg")
+        if CHECK:
+            digest, off = open_seal(total, seals, FIRST)
         for i in tl.static_range(1, LEAVES):
-            total += tl.load(p + (FIRST + i) * area, cache_modifier=".cg")
-    return total
+            part = tl.load(p + (FIRST + i) * area, cache_modifier=".cg")
+            total += part
+            if CHECK:
+                word, off_part = open_seal(part, seals, FIRST + i)
+                digest = path.fold_word(digest, word)
+                off = off | off_part
+    return total, digest, off
+
+
+@triton.jit
+def close_seal(part, seals, index, begin, end):
+    """Seals a partial result fp32 [R, C] over k in [begin, end): R sums and a word, int64."""
+    rows: tl.constexpr = part.shape[0]
+    at = seals + index * (rows + 1)
+    tl.store(at + tl.arange(0, rows), tl.sum(path.views(part), axis=1))
+    tl.store(at + rows, path.leaf_word(begin, end).to(tl.int64))
+
+
+@triton.jit
+def open_seal(part, seals, index):
+    """The word of a partial result that is about to be folded, and where its rows' sums are off.
+
+    Breaks the seal.
+    """
+    rows: tl.constexpr = part.shape[0]
+    at = seals + index * (rows + 1)
+    lines = at + tl.arange(0, rows)
+    sealed = tl.load(lines, cache_modifier=".cg")
+    word = tl.load(at + rows, cache_modifier=".cg").to(tl.uint32)
+    tl.store(lines, ~sealed)
+    return word, sealed ^ tl.sum(path.views(part), axis=1)
 
 
 @triton.jit

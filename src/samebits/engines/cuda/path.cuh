@@ -1,0 +1,44 @@
+// Digests of the paths that kernels take, and seals of partial results (contract/path.py).
+//
+// -D CHECK 1: kernels get a ticket (engines/tickets.py) as their last parameter, behind memory for seals where
+// leaves need it, and judge themselves; 0: none of this is compiled.
+#pragma once
+#include "hopper.cuh"
+
+#if CHECK
+#define TICKET , int* ticket
+#define HAND_TICKET , ticket
+#define SEALS , long long* seals, int* ticket
+#define HAND_SEALS , seals, ticket
+#else
+#define TICKET
+#define HAND_TICKET
+#define SEALS
+#define HAND_SEALS
+#endif
+
+DEVICE u32 path_mix(u32 x) {
+  x = (x ^ x >> 16) * 0x7feb352du;
+  x = (x ^ x >> 15) * 0x846ca68bu;
+  return x ^ x >> 16;
+}
+DEVICE u32 path_leaf(int begin, int end) { return path_mix(path_mix(path_mix(1) + begin) + end); }
+DEVICE u32 path_fold(u32 digest, u32 leaf) { return digest * 0x9e3779b1u + leaf; }
+
+// A walk over the keys [next, stop) in leaves with edges at multiples of `length`, as the contract has it.
+struct Walk {
+  int next, stop, length;
+  bool sound = true;
+  DEVICE void leaf(int begin, int end) {
+    sound &= begin == next && end == min(next / length * length + length, stop);
+    next = end;
+  }
+  DEVICE bool done() const { return sound && next >= stop; }
+};
+
+// Says on the ticket that something was wrong.
+DEVICE void judge(int* ticket, bool right) {
+  if (!right) atomicAdd(ticket + 1, 1);
+}
+
+DEVICE long long view(float x) { return (long long)__float_as_int(x); }

@@ -1,0 +1,72 @@
+"""Sums of caches: a bit that flips in what was written is seen, what a cache may do is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from faulty import events, flip
+
+import samebits
+from samebits import guard
+from samebits.errors import GuardError
+from samebits.guard.cache import Sums
+
+
+def filled(dtype: torch.dtype = torch.bfloat16) -> tuple[Sums, torch.Tensor, torch.Tensor]:
+    """A cache of 2 sequences, 3 heads and 40 positions, 20 of them written."""
+    keys, values = torch.zeros(2, 3, 40, 8, dtype=dtype), torch.zeros(2, 3, 40, 4, dtype=dtype)
+    sums = Sums(keys, values)
+    for begin in range(0, 20, 5):
+        write(sums, keys, values, begin)
+    return sums, keys, values
+
+
+def write(sums: Sums, keys: torch.Tensor, values: torch.Tensor, begin: int) -> None:
+    for x in (keys, values):
+        x[:, :, begin : begin + 5] = torch.randn_like(x[:, :, begin : begin + 5].float()).to(x)
+    sums.write(2, begin, begin + 5)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
+def test_a_flipped_bit_is_seen(which: int) -> None:
+    with samebits.deterministic(guard="sample:1"), events() as heard:
+        sums, *cache = filled()
+        before = guard.counts.cache_checks
+        flip(cache[which].view(-1)[40 * cache[which].shape[3] + 9 * cache[which].shape[3] :])
+        with pytest.raises(GuardError, match="the first is 9"):
+            write(sums, cache[0], cache[1], 20)
+    assert guard.counts.cache_checks == before + 1
+    assert [(e.kind, e.verdict) for e in heard] == [("cache", "late")]
+
+
+def test_appending_cropping_moving_and_starting_again_are_no_faults() -> None:
+    with samebits.deterministic(guard="sample:1"), events() as heard:
+        sums, keys, values = filled()
+        write(sums, keys, values, 20)
+        write(sums, keys, values, 10)  # cropped
+        for x in (keys, values):
+            x.copy_(x[[1, 1]])
+        sums.rewrite(2, 15)
+        write(sums, keys, values, 15)
+        write(sums, keys, values, 0)  # another request
+        write(sums, keys, values, 5)
+    assert not heard
+
+
+def test_numbers_of_any_type_are_summed() -> None:
+    with samebits.deterministic(guard="sample:1"), events() as heard:
+        for dtype in (torch.float32, torch.float16, torch.int8):
+            sums, keys, values = filled(dtype)
+            write(sums, keys, values, 20)
+    assert not heard
+
+
+def test_nothing_is_kept_while_nothing_is_sampled() -> None:
+    with samebits.deterministic():
+        sums, keys, values = filled()
+        assert sums._sums is None
+        flip(keys)
+    with samebits.deterministic(guard="sample:1"):
+        write(sums, keys, values, 20)
+        flip(keys)  # written before sums began
+        write(sums, keys, values, 25)
