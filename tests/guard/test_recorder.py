@@ -284,6 +284,8 @@ def test_backpressure(tmp_path: Path) -> None:
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(ReceiptError):
         samples.fill(recorder, 50)
+    with pytest.raises(ReceiptError, match="locked"):
+        recorder.close()
     other.close()
 
 

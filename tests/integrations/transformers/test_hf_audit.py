@@ -168,4 +168,12 @@ def test_the_command(tmp_path: Path) -> None:
     values = json.loads(found.stdout)
     assert sum(values["elements"].values()) == min(1000, values["recorded"]) > 600
     missing = CliRunner().invoke(cli.app, ["audit", str(path), "--weights", str(tmp_path / "no")])
+    lines = tmp_path / "r.jsonl"
+    assert (
+        CliRunner().invoke(cli.app, ["receipts", "export", str(path), "-o", str(lines)]).exit_code
+        == 0
+    )
+    assert CliRunner().invoke(cli.app, ["receipts", "verify", str(lines)]).exit_code == 0
+    carried = CliRunner().invoke(cli.app, ["audit", str(lines), "2", *weights])
+    assert carried.exit_code == 0, carried.output
     assert missing.exit_code == 2 and "no safetensors files" in missing.stderr

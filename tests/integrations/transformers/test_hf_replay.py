@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import small_models as models
 import torch
+from test_hf_receipts import served
 from typer.testing import CliRunner
 
 import samebits
@@ -52,6 +53,15 @@ def test_the_same_bits_in_other_company(kind: str, tmp_path: Path, switch: None)
         found = again(model, path, "2", company=5, seed=seed)
         assert found.same and found.compared == ("tokens", "logprobs", "sums"), str(found)
     assert again(model, path, company=0).same
+
+
+def test_requests_of_continuous_batching(tmp_path: Path, switch: None) -> None:
+    model = sbt.enable(models.decoder("llama"))
+    options: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 20}
+    served(model, models.prompts((9, 17)), tmp_path / "r", **options)
+    for which in ("1", "2"):
+        found = again(model, tmp_path / "r", which)
+        assert found.same and "sums" in found.compared, str(found)
 
 
 @pytest.mark.parametrize(

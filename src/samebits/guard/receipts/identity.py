@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -17,7 +18,7 @@ from samebits.contract.operands import dtype_name
 from samebits.engines import cpu
 from samebits.errors import ContractError, DTypeError
 from samebits.guard.devices import identify
-from samebits.guard.receipts.merkle import manifest_of, tensors_of
+from samebits.guard.receipts.merkle import Manifest, manifest_of, tensors_of
 from samebits.guard.receipts.record import Identity, address, encode
 from samebits.plan import contract_of, planner
 from samebits.plan.stack import here
@@ -28,9 +29,11 @@ _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "u
 _LIBRARIES = ("transformers", "vllm", "numpy", "triton")
 
 
-def identity_of(
-    model: torch.nn.Module, *, engine: str, places: tuple[str, ...] = ()
-) -> tuple[Identity, dict[str, bytes]]:
+Described = tuple[Identity, dict[str, bytes]]
+"""An identity, and the objects by name that receipts with it need."""
+
+
+def identity_of(model: torch.nn.Module, *, engine: str, places: tuple[str, ...] = ()) -> Described:
     """The identity of what a model computes with here and now.
 
     Args:
@@ -39,11 +42,31 @@ def identity_of(
         places: see `Identity`.
 
     Returns:
-        The identity, and the objects by name that receipts with it need.
+        The identity and its objects; they are made anew when weights or plan have changed.
     """
     device = _device_of(model)
     kind = device_class(device)
     manifest = manifest_of(model)
+    plan = planner.in_force(kind).id
+    key = (id(manifest), plan, engine, places)
+    known = _known.get(model)
+    if known is None or known[0] != key:
+        known = _known[model] = (key, manifest, _made(model, device, manifest, plan, key[2:]))
+    return known[2]
+
+
+#: By model: what decided the last identity, the manifest (which keeps its id), and the identity.
+_known: WeakKeyDictionary[torch.nn.Module, tuple[Any, Manifest, Described]] = WeakKeyDictionary()
+
+
+def _made(
+    model: torch.nn.Module,
+    device: torch.device,
+    manifest: Manifest,
+    plan: str,
+    served: tuple[str, tuple[str, ...]],
+) -> Described:
+    kind = device_class(device)
     contracts = contracts_of(model, kind)
     config = getattr(model, "config", None)
     stack = here(kind)
@@ -53,13 +76,13 @@ def identity_of(
         source=str(getattr(config, "_name_or_path", "") or ""),
         weights=manifest.root,
         manifest=address(body),
-        plan=planner.in_force(kind).id,
+        plan=plan,
         contracts={name: c.id for name, c in contracts.items()},
         texts={c.id: c.text for c in contracts.values()},
         device=_device(device, stack.driver),
         libraries=_libraries() | {k: v for k, v in (("cublaslt", stack.cublaslt),) if v},
-        engine=engine,
-        places=places,
+        engine=served[0],
+        places=served[1],
     )
     raw = encode(found)
     return found, {address(raw): raw, address(body): body}

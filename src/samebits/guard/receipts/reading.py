@@ -241,7 +241,7 @@ def _object(source: Source, name: str) -> bytes:
     raw = source.object(name)
     if raw is None:
         raise ReceiptError(f"object {name} is missing")
-    value = b'"value":' + raw if is_canonical(raw) else b'"data":' + encode(base64.b64encode(raw))
+    value = b'"value":' + raw if is_canonical(raw) else b'"data":' + encode(raw)
     return b'{"object":"%s",%s}\n' % (name.encode(), value)
 
 

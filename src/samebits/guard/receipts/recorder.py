@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ log = logging.getLogger("samebits.guard")
 
 #: Records of one transaction at most; more wait for the next.
 BATCH = 4096
+#: Seconds that a request waits for its receipt where it may go on without.
+_PATIENCE = 1.0
 #: Names of objects that a recorder remembers having written.
 MOST_SHARED = 1024
 #: Seconds between attempts to write after a failure: doubled from the first to the last.
@@ -106,7 +109,7 @@ class Recorder:
         self._ledger: Ledger | None = self._open()
         self._begin()
         self._unsubscribe = subscribe(self._incident)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
 
     def _open(self) -> Ledger:
         return Ledger(self.path, **self._options)
@@ -166,20 +169,23 @@ class Recorder:
     def flush(self, timeout: float | None = None) -> None:
         """Returns when everything that was added before is in the file.
 
-        With ``on_error="continue"`` it does not wait for a file that cannot be written.
+        With ``on_error="continue"`` it waits for a second at most, and not at all for a file that
+        could not be written a moment ago: requests go on.
 
         Raises:
             ReceiptError: with ``on_error="stop"``: it could not be written, or not in `timeout`
-                seconds (None: as long as the recorder's own timeout allows).
+                seconds (None: twice the recorder's own).
         """
         self._after_fork()
+        if timeout is None:
+            timeout = 2 * self.timeout if self.on_error == "stop" else _PATIENCE
         with self._cond:
             self._urgent += 1
             self._cond.notify_all()
             try:
                 done = self._cond.wait_for(
                     lambda: self._error or not (self._waiting or self._writing),
-                    2 * self.timeout if timeout is None else timeout,
+                    timeout,
                 )
             finally:
                 self._urgent -= 1
@@ -215,14 +221,14 @@ class Recorder:
         if self._closed or self._pid != os.getpid():
             return
         try:
-            self.flush()
+            self.flush(2 * self.timeout)
         finally:
             with self._cond:
                 self._closed = True
                 self._cond.notify_all()
             self._thread.join(self.timeout)
             self._unsubscribe()
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             left = len(self._waiting) + self._lost
             if left:
                 self.counters.lost += len(self._waiting)
@@ -231,6 +237,10 @@ class Recorder:
                     extra=_extra("receipts_lost", lost=left, path=str(self.path)),
                 )  # fmt: skip
             _forget(self)
+
+    def _at_exit(self) -> None:
+        with suppress(ReceiptError):  # the log has it
+            self.close()
 
     def __enter__(self) -> Recorder:
         return self

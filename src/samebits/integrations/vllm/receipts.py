@@ -60,7 +60,9 @@ class Steps:
             yield self.of(name), start, self.scheduled[name]
 
     def finished(self, request: Any) -> None:
-        """Writes a finished request's receipt."""
+        """Writes a finished request's receipt; one that never ran leaves none."""
+        if self._model is None or request.prompt_token_ids is None:
+            return
         if self._described is None:
             places = self.listener.places if self.listener else ()
             identity, objects = identity_of(self._model, engine="vllm", places=places)
