@@ -28,6 +28,8 @@ from samebits.reveal.tree import Integers, RevealedTree
 _REGULAR = 8
 #: Contiguous groups that are looked for at the end, and pairs that make a suggestion plausible.
 _MOST_OUTER, _PAIRS = 16, 16
+#: Elements of a table of units.
+_MOST_CELLS = 1 << 26
 
 Bools = npt.NDArray[np.bool_]
 #: i [P], j [P], sets of units [U, n], which of them [P] -> units outside of where i and j meet, [P]
@@ -203,17 +205,19 @@ class SignedOracle:
         ordered, start = tree.spans
         i, j = _ends(tree, nodes)
         first, end = start[nodes], start[nodes] + tree.sizes[nodes]
-        width = min(self.capacity, self.leaves)
-        stretch = np.maximum(np.rint(2 * end / width).astype(np.int64) - 1, 0)
-        begin = stretch * (width // 2)
-        if width == self.leaves:
-            stretch, begin = np.zeros_like(stretch), np.zeros_like(begin)
-        used, which = np.unique(begin, return_inverse=True)
-        units = np.stack([self._mask(ordered[at : at + width]) for at in used])
+        width, begin = min(self.capacity, self.leaves), np.zeros_like(end)
+        if width < self.leaves:
+            begin = np.maximum(np.rint(2 * end / width).astype(np.int64) - 1, 0) * (width // 2)
         last = np.minimum(begin + width, self.leaves)
         inside = np.maximum(np.minimum(end, last) - np.maximum(first, begin), 0)
-        outside = self._outside(i, j, units, which.reshape(-1))
-        wrong: Bools = outside != last - begin - inside
+        expected = last - begin - inside
+        used, which = np.unique(begin, return_inverse=True)
+        wrong, together = np.zeros(len(nodes), bool), max(1, _MOST_CELLS // self.leaves)
+        for at in range(0, len(used), together):
+            units = np.stack([self._mask(ordered[b : b + width]) for b in used[at : at + together]])
+            some = np.flatnonzero((which >= at) & (which < at + together))
+            outside = self._outside(i[some], j[some], units, which[some] - at)
+            wrong[some] = outside != expected[some]
         return wrong
 
     def _some(self, of: Integers, most: int) -> Integers:
