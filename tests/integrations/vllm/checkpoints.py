@@ -119,3 +119,37 @@ def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
     )  # fmt: skip
     save_file(found, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
     return folder
+
+
+def write_tiny(folder: Path) -> Path:
+    """The bundled model in bf16: a Llama, under the hub's names."""
+    from samebits.models import tiny
+
+    model = tiny.load()
+    c, names = model.config, {
+        "embed": "model.embed_tokens", "head": "lm_head", "norm": "model.norm",
+        "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+        "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
+        "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    }  # fmt: skip
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": c.width,
+        "intermediate_size": c.hidden, "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads, "num_hidden_layers": c.layers,
+        "head_dim": c.head_size, "vocab_size": c.vocab, "rope_theta": c.rope_base,
+        "max_position_embeddings": c.max_positions, "rms_norm_eps": c.norm_eps,
+        "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    found = {}
+    for name, tensor in model.state_dict().items():
+        stem, layer = name.removesuffix(".weight"), ""
+        if stem.startswith("layers."):
+            number, _, stem = stem.removeprefix("layers.").partition(".")
+            layer = f"model.layers.{number}."
+        found[f"{layer}{names[stem]}.weight"] = tensor.to(torch.bfloat16).clone()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(found, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder

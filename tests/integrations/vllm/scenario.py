@@ -5,7 +5,8 @@ switch and the plugin are as a user would have them.
 
 The request has `engine` (arguments of ``vllm.LLM``) and `batches`, a list of lists of requests:
 `prompt` (token ids), `options` (of ``SamplingParams``), `adapter` (a folder). The answer has, for
-each request, `tokens` and `logprobs` as hexadecimal bytes of fp32.
+each request, `tokens` and `logprobs` as hexadecimal bytes of fp32; and, where the engine keeps
+statistics, how many `preemptions` there were.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ def main() -> None:
         answers.append([answer(output) for output in outputs])
     stats = getattr(sys.modules.get("samebits"), "status", None)
     hits = stats().hits if stats is not None else {}
-    print("\nANSWER " + json.dumps({"answers": answers, "hits": hits, "facts": facts()}))
+    found = {"answers": answers, "hits": hits, "facts": facts()}
+    if not request["engine"].get("disable_log_stats"):
+        counts = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+        found["preemptions"] = sum(counts)
+    print("\nANSWER " + json.dumps(found))
 
 
 def facts() -> dict[str, Any]:
