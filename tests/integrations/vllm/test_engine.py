@@ -158,17 +158,19 @@ def test_what_is_not_covered_is_refused_with_all_reasons(engine: Engine, models:
     assert "promises nothing" in warned.stdout + warned.stderr
 
 
-def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any) -> None:
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any, kind: str) -> None:
     rng = random.Random(8)
     needle = request(prompt(rng, 100), SEEDED)
     shared = {
         "additional_config": {"samebits": {"tp_invariant": True}},
         "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     }
-    one = engine.run(models("qwen2"), [[needle]], additional_config=shared["additional_config"])[
+    one = engine.run(models(kind), [[needle]], additional_config=shared["additional_config"])[
         "answers"
     ]
     two = engine.run(
-        models("qwen2"), [[needle], company(rng, needle, 7)], tensor_parallel_size=2, **shared
+        models(kind), [[needle], company(rng, needle, 7)], tensor_parallel_size=2,
+        enable_expert_parallel=kind == "qwen3_moe", **shared,
     )["answers"]  # fmt: skip
     assert bits(one[0][0]) == bits(two[0][0]) == bits(two[1][3])

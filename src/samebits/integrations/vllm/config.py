@@ -88,9 +88,13 @@ def reasons(config: Any, gpu: bool | None = None) -> list[str]:
     ]
     if getattr(parallel, "enable_dbo", False):
         found.append("enable_dbo: micro-batches are made from the batch's size")
-    moved = tp > 1 or parallel.data_parallel_size > 1 or parallel.enable_expert_parallel
-    if model.is_moe and moved:
-        found.append("a mixture of experts on several ranks: its combine has no contract yet")
+    if model.is_moe and parallel.data_parallel_size > 1:
+        found.append("a mixture of experts with data parallelism: ranks would share each step")
+    if model.is_moe and tp > 1 and not parallel.enable_expert_parallel:
+        found.append(
+            "a mixture of experts whose experts are cut by the number of ranks: give "
+            "--enable-expert-parallel, so that each rank has whole experts"
+        )
     if _offloaded(config):
         found.append("weights offloaded to the host: they move while layers hold on to them")
     lora = config.lora_config

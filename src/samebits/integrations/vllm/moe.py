@@ -23,8 +23,16 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ROUTERS = frozenset({"FusedTopKRouter", "FusedTopKBiasRouter", "CPURouter"})
 
 
-def install(patches: Patches) -> None:
-    """Replaces experts and routers of the releases that have them."""
+def install(patches: Patches, ranks: int) -> None:
+    """Replaces experts and routers of the releases that have them.
+
+    Args:
+        ranks: tensor-parallel ranks, which share the experts (`expert_parallel_moe`): results are
+            whole on every rank, and nothing is left to be added.
+
+    Raises:
+        SwitchError: this release adds the experts' results where the plugin does not know it.
+    """
     from importlib import import_module
     from importlib.util import find_spec
 
@@ -42,6 +50,9 @@ def install(patches: Patches) -> None:
             patches.set(router, "_compute_routing", _route)
     gate = import_module(f"{_PACKAGE}.router.gate_linear").GateLinear
     patches.set(gate, "forward", _gate)
+    if ranks > 1:
+        runner = import_module(f"{_PACKAGE}.runner.moe_runner").MoERunner
+        patches.set(runner, "_fused_output_is_reduced", property(lambda self: True))
     # Shared experts on a second stream would share the workspaces of the first one's kernels.
     os.environ.setdefault("VLLM_DISABLE_SHARED_EXPERTS_STREAM", "1")
 
@@ -59,9 +70,25 @@ def unsupported(layer: Any) -> str:
         return "router weights on the input of the experts"
     if getattr(layer, "w13_bias", None) is not None:
         return "biases of experts"
-    if layer.expert_map is not None:
-        return "experts on several ranks"
+    if not _in_order(layer):
+        return "experts that do not lie on the ranks in order, the same number on each"
     return ""
+
+
+def _in_order(layer: Any) -> bool:
+    """Whether every rank has as many experts, and rank r the r-th part of them."""
+    places = layer.expert_map
+    if places is None:
+        return True
+    own = layer.w13_weight.shape[0]
+    first = int((places >= 0).nonzero()[0]) if bool((places >= 0).any()) else -1
+    here = torch.arange(own, dtype=places.dtype, device=places.device)
+    return (
+        first >= 0
+        and first % own == 0
+        and len(places) % own == 0
+        and torch.equal(places[first : first + own], here)
+    )
 
 
 def _experts(
@@ -77,7 +104,10 @@ def _experts(
     if why:
         raise UncoveredError("vLLM mixture of experts", why, remedy="Use another model")
     activation = getattr(layer.activation, "value", layer.activation)
-    return opaque.moe(x, layer.w13_weight, layer.w2_weight, topk_ids, topk_weights, activation)
+    several = layer.expert_map is not None
+    return opaque.moe(
+        x, layer.w13_weight, layer.w2_weight, topk_ids, topk_weights, activation, several
+    )
 
 
 def _route(

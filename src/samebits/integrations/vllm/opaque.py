@@ -129,8 +129,17 @@ def _moe(
     ids: torch.Tensor,
     weights: torch.Tensor,
     activation: str,
+    several: bool,
 ) -> torch.Tensor:
-    return ops.moe(x, w_gate_up, w_down, ids, weights, activation=activation)  # type: ignore[arg-type]
+    group = None
+    if several:
+        from vllm.distributed.parallel_state import get_ep_group
+
+        group = get_ep_group().device_group
+    return ops.expert_parallel_moe(
+        x, w_gate_up, w_down, ids, weights,
+        activation=activation, group=group,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def _moe_fake(
@@ -140,6 +149,7 @@ def _moe_fake(
     ids: torch.Tensor,
     weights: torch.Tensor,
     activation: str,
+    several: bool,
 ) -> torch.Tensor:
     return x.new_empty(x.shape)
 
@@ -255,11 +265,12 @@ def moe(
     ids: torch.Tensor,
     weights: torch.Tensor,
     activation: str,
+    several: bool,
 ) -> torch.Tensor:
-    """`ops.moe`."""
+    """`ops.moe`; `several`: of experts that lie on all ranks, `ops.expert_parallel_moe`."""
     if torch.compiler.is_compiling():
         result: torch.Tensor = torch.ops.vllm.samebits_moe(
-            x, w_gate_up, w_down, ids, weights, activation
+            x, w_gate_up, w_down, ids, weights, activation, several
         )
         return result
-    return _moe(x, w_gate_up, w_down, ids, weights, activation)
+    return _moe(x, w_gate_up, w_down, ids, weights, activation, several)

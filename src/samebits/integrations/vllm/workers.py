@@ -81,9 +81,9 @@ def equip(worker: Any, options: Options) -> None:
 def _replace(config: Any, options: Options) -> None:
     from samebits.integrations.vllm import layers, lora, moe, runner2, sampler, verify
 
-    shared = options.shared_tree(config.parallel_config.tensor_parallel_size)
-    layers.install(_patches, shared)
-    moe.install(_patches)
+    ranks = config.parallel_config.tensor_parallel_size
+    layers.install(_patches, options.shared_tree(ranks))
+    moe.install(_patches, ranks if config.model_config.is_moe else 1)
     sampler.install(_patches, config.model_config.seed or 0)
     verify.install(_patches)
     if config.lora_config is not None:
