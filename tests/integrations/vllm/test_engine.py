@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from checkpoints import write_adapter
 from vllm_engines import (
     COMPANY,
     GREEDY,
+    HAS_VLLM,
     LENGTH,
     PENALISED,
     SEEDED,
@@ -22,7 +22,6 @@ from vllm_engines import (
     request,
 )
 
-HAS_VLLM = importlib.util.find_spec("vllm") is not None
 pytestmark = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 
 

@@ -6,7 +6,6 @@ alone, behind a cached prefix, in chunks, preempted, and among others with optio
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,18 @@ from typing import Any
 
 import pytest
 from checkpoints import write_tiny
-from vllm_engines import COMPANY, GREEDY, PENALISED, SEEDED, Engine, Request, bits, request
+from vllm_engines import (
+    COMPANY,
+    GREEDY,
+    HAS_VLLM,
+    PENALISED,
+    SEEDED,
+    Engine,
+    Request,
+    bits,
+    request,
+)
 
-HAS_VLLM = importlib.util.find_spec("vllm") is not None
 pytestmark = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 
 NEEDLES = (GREEDY, SEEDED, PENALISED)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import (
+from vllm_engines import (
     COMPANY,
     GREEDY,
     HAS_VLLM,
@@ -15,11 +15,8 @@ from test_engine import (
     SEEDED,
     Engine,
     company,
-    engine,
-    models,
     prompt,
     request,
-    site,
 )
 
 from samebits.errors import SettingError
@@ -28,7 +25,6 @@ from samebits.guard.receipts.reading import identity_of, open_ledger
 from samebits.guard.receipts.record import decode
 from samebits.integrations.vllm.options import requested
 
-__all__ = ["engine", "models", "site"]
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -12,6 +13,7 @@ from typing import Any
 
 from checkpoints import VOCABULARY
 
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
 Request = dict[str, Any]
 LENGTH = 20
 

@@ -23,18 +23,20 @@ Tensor = torch.Tensor
 _PARTS = 8
 
 
-def install(patches: Patches, shared_tree: bool) -> None:
+def install(patches: Patches, shared_tree: bool, keep_weights: bool) -> None:
     """Replaces the layers.
 
     Args:
         shared_tree: row-parallel products have the tree that all tensor-parallel sizes share.
+        keep_weights: weights are read as they were loaded, too: receipts name their hashes.
     """
     from vllm.model_executor.layers import activation, layernorm, linear, rotary_embedding
     from vllm.model_executor.layers import vocab_parallel_embedding as vocabulary
 
     opaque.define()
+    ready = _kept if keep_weights else _weights_ready
     for method in (linear.UnquantizedLinearMethod, vocabulary.UnquantizedEmbeddingMethod):
-        patches.set(method, "process_weights_after_loading", _weights_ready)
+        patches.set(method, "process_weights_after_loading", ready)
         patches.set(method, "apply", _apply)
     if shared_tree:
         patches.set(linear.RowParallelLinear, "forward", _row_parallel)
@@ -56,6 +58,13 @@ def _native(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 # ---- products ------------------------------------------------------------------------------------
+
+
+def _kept(self: Any, layer: Any) -> None:
+    """`_weights_ready`, and the parameter keeps its memory."""
+    weight = layer.weight.data
+    _weights_ready(self, layer)
+    layer.weight.data = weight
 
 
 def _weights_ready(self: Any, layer: Any) -> None:

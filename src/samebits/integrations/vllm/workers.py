@@ -82,7 +82,7 @@ def _replace(config: Any, options: Options) -> None:
     from samebits.integrations.vllm import layers, lora, moe, runner2, sampler, verify
 
     ranks = config.parallel_config.tensor_parallel_size
-    layers.install(_patches, options.shared_tree(ranks))
+    layers.install(_patches, options.shared_tree(ranks), options.receipts is not None)
     moe.install(_patches, ranks if config.model_config.is_moe else 1)
     sampler.install(_patches, config.model_config.seed or 0)
     verify.install(_patches)
