@@ -60,9 +60,11 @@ class Found(threading.local):
 
     Attributes:
         wrong: outputs that took another path than the contract's, since somebody looked.
+        blind: launches of kernels that cannot follow their paths, such as a vendor's.
     """
 
     wrong = 0
+    blind = 0
 
 
 found = Found()

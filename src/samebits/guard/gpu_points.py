@@ -149,11 +149,14 @@ def _attention_point(fn: Callable[..., Any]) -> Point:
         lambda a: str(_planned(a)[0].id),
         lambda a: repr(_planned(a)[1]),
         _attention_others,
+        follows=True,
     )
 
 
 def _product_point(op: str) -> Callable[[Callable[..., Any]], Point]:
-    return lambda fn: Point(op, fn, _product_contract, _product_schedule, _product_others)
+    return lambda fn: Point(
+        op, fn, _product_contract, _product_schedule, _product_others, follows=True
+    )
 
 
 POINTS = {

@@ -85,7 +85,11 @@ def _observed(point: Point, path: bool) -> Callable[..., Any]:
         try:
             result = fn(*args, **options)
             if follows:
-                counts.path_checks += 1
+                if found.blind:
+                    found.blind = 0
+                    counts.unchecked += 1
+                else:
+                    counts.path_checks += 1
                 if found.wrong:
                     _settle_path(call or point.call(args, options), result, number)
             if number == state.due or state.believing:
