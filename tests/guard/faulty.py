@@ -47,9 +47,10 @@ def events() -> Iterator[list[guard.Event]]:
 
 
 def flip(x: torch.Tensor, at: int = 0, bit: int = 3) -> None:
-    """Flips a bit of one element of `x`, in place."""
-    flat = x.view(bits.view(x).dtype).view(-1)
-    flat[at] ^= 1 << bit
+    """Flips a bit of one element of `x`, whatever its strides, in place."""
+    one = x[torch.unravel_index(torch.tensor(at), x.shape)].reshape(1).clone()
+    one.view(bits.view(one).dtype).bitwise_xor_(1 << bit)
+    x[torch.unravel_index(torch.tensor(at), x.shape)] = one[0]
 
 
 def zero_tile(x: torch.Tensor) -> None:

@@ -78,7 +78,7 @@ def _observed(point: Point, path: bool) -> Callable[..., Any]:
         number = state.number
         state.number = number + 1
         call = None
-        if (options and "out" in options) or len(args) > out_at:
+        if out_at is not None and (len(args) > out_at or "out" in options):
             # An addend that the result overwrites has to be kept from before.
             call = point.call(args, options)
         state.inside = True

@@ -70,10 +70,11 @@ class Point:
     follows: bool = False
 
     @property
-    def out_at(self) -> int:
-        """The place of ``out`` among the arguments; far away where there is none."""
+    def out_at(self) -> int | None:
+        """The place of ``out`` among the arguments of a function with an addend ``c``, which it may
+        overwrite; None for others."""
         names = list(_signature(self.fn).parameters)
-        return names.index("out") if "out" in names else 1 << 16
+        return names.index("out") if {"out", "c"} <= set(names) else None
 
     def call(self, args: tuple[Any, ...], options: dict[str, Any]) -> Call:
         """A call, safe to compute again: an addend that the result overwrites is copied."""
