@@ -19,7 +19,7 @@ def test_parts_of_the_memory_do_not_overlap(ranks: int) -> None:
     layout = join.Layout(ranks)
     packets = 2 * ranks * layout.capacity * 16
     assert packets <= layout.flags and layout.capacity * 2 >= join.FEW
-    assert layout.flags + 2 * ranks * 256 * 4 <= layout.sums
+    assert layout.flags + 2 * ranks * 128 * 4 <= layout.sums
     share = -(-join.MOST // (ranks * 8)) * 8
     assert layout.sums + ranks * share * 4 <= layout.results
     assert layout.results + 4 * join.MOST <= layout.size

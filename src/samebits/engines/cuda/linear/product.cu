@@ -6,7 +6,8 @@
 //
 // The sum is the contract's: leaves of `leaf` elements of k, each one chain of the tensor core from +0.
 //   SPLIT = 0: a block walks over tiles, and over the leaves of a tile. The ring runs on from leaf to
-//       leaf and tile to tile. With FOLD the leaves are added up, ascending, in a second accumulator.
+//       leaf and tile to tile. With FOLD = d the leaves are added up in d more accumulators: ascending
+//       (d = 1), or neighbours first (2^d leaves).
 //   SPLIT = s: one tile a cluster of s blocks, one leaf a block. Every block sends each of the others
 //       its share of the columns through distributed shared memory and folds its own share: ascending,
 //       or with PAIRWISE neighbours first.
@@ -357,25 +358,37 @@ DEVICE void consume(const Arguments& a, u32 smem, int group, int warp) {
   Slot slot;
   Tile t;
   for (int index = blockIdx.x / PAIR; tile_at(a, index, t); index += gridDim.x / PAIR) {
-    float acc[REGISTERS], total[FOLD ? REGISTERS : 1];
-    u32 digest = 0;
+    float acc[REGISTERS], sum[FOLD ? FOLD : 1][FOLD ? REGISTERS : 1];
+    u32 digest[FOLD ? FOLD : 1] = {};
     if (FOLD) {
 #pragma unroll
-      for (int i = 0; i < REGISTERS; ++i) total[i] = -0.0f;  // -0 + p is p
-      for (int begin = 0; begin < a.k; begin += a.leaf) {
+      for (int i = 0; i < FOLD * REGISTERS; ++i) sum[i / REGISTERS][i % REGISTERS] = -0.0f;  // -0 + p is p
+      for (int begin = 0, leaf = 0; begin < a.k; begin += a.leaf, ++leaf) {
         chain(acc, smem, blocks_of(min(begin + a.leaf, a.k) - begin), group, slot);
 #pragma unroll
-        for (int i = 0; i < REGISTERS; ++i) total[i] = total[i] + acc[i];
-        if (CHECK) digest = path_fold(digest, path_leaf(begin, min(begin + a.leaf, a.k)));
+        for (int i = 0; i < REGISTERS; ++i) sum[0][i] = sum[0][i] + acc[i];
+        if (CHECK) digest[0] = path_fold(digest[0], path_leaf(begin, min(begin + a.leaf, a.k)));
+        // sum[l] takes 2^l leaves at a time; when it has a pair of them, the next one takes it.
+#pragma unroll
+        for (int l = 1; l < FOLD; ++l)
+          if (((leaf + 1) & ((1 << l) - 1)) == 0) {
+#pragma unroll
+            for (int i = 0; i < REGISTERS; ++i) sum[l][i] = sum[l][i] + sum[l - 1][i], sum[l - 1][i] = -0.0f;
+            if (CHECK) {
+              const u32 last = digest[l - 1];
+              digest[l] = leaf >> l & 1 ? path_fold(digest[l], path_mix(last)) : last;
+              digest[l - 1] = 0;
+            }
+          }
       }
     } else {
       chain(acc, smem, blocks_of(a.k), group, slot);
-      digest = path_leaf(0, a.k);
+      digest[0] = path_leaf(0, a.k);
     }
-    if (CHECK && threadIdx.x % 128 == 0) judge(a.ticket, digest == (u32)a.ticket[0]);
+    if (CHECK && threadIdx.x % 128 == 0) judge(a.ticket, digest[FOLD ? FOLD - 1 : 0] == (u32)a.ticket[0]);
     const auto octet = [&](int i, float (&x)[4]) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) x[j] = FOLD ? total[4 * i + j] : acc[4 * i + j];
+      for (int j = 0; j < 4; ++j) x[j] = FOLD ? sum[FOLD - 1][4 * i + j] : acc[4 * i + j];
     };
     store<OCTETS>(a, octet, smem + STAGING_AT + warp * 2048, t.row + 64 * group + warp % 4 * 16, t.col,
                   a.cols);

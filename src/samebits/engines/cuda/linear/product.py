@@ -17,7 +17,7 @@ from samebits.engines import tickets
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, boxes_of, launcher, matrix_boxes
 from samebits.engines.cuda.linear import wgmma
-from samebits.engines.cuda.linear.schedule import ProductSchedule
+from samebits.engines.cuda.linear.schedule import ProductSchedule, accumulators
 from samebits.engines.driver import _cuda
 from samebits.engines.leaves import leaves_of
 
@@ -123,7 +123,7 @@ class Product:
         self.repeats = not self.ticket
         self.launch = _launcher(
             schedule, x.dtype, leaves.count if self.split else 1,
-            leaves.count > 1 and not self.split, leaves.pairwise, y.dtype is torch.float32,
+            0 if self.split else accumulators(leaves), leaves.pairwise, y.dtype is torch.float32,
             bool(self.ticket),
         )  # fmt: skip
 
@@ -159,7 +159,7 @@ def constants(
     schedule: ProductSchedule,
     bf16: bool,
     parts: int,
-    fold: bool,
+    fold: int,
     pairwise: bool,
     wide: bool,
     check: bool = False,
@@ -168,7 +168,7 @@ def constants(
     return {
         "GROUPS": schedule.groups, "COLS": schedule.columns, "CHUNKS": schedule.chunks,
         "STAGES": schedule.stages, "BAND": schedule.band, "BF16": int(bf16),
-        "SPLIT": parts if parts > 1 else 0, "FOLD": int(fold), "PAIRWISE": int(pairwise),
+        "SPLIT": parts if parts > 1 else 0, "FOLD": fold, "PAIRWISE": int(pairwise),
         "SHARE": schedule.share, "WIDE": int(wide), "CHECK": int(check),
     }  # fmt: skip
 
@@ -184,7 +184,7 @@ def _launcher(
     schedule: ProductSchedule,
     dtype: torch.dtype,
     parts: int,
-    fold: bool,
+    fold: int,
     pairwise: bool,
     wide: bool,
     check: bool,

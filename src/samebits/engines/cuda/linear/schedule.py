@@ -8,8 +8,8 @@ from samebits.engines.schedule import Schedule
 #: Bytes of shared memory of a block on sm_90, and of a warp's place for results on their way out.
 _SHARED, _STAGING = 227 << 10, 2048
 _MOST_STAGES = 8
-#: Columns of a tile at most; and where leaves are folded in registers.
-WIDEST, WIDEST_FOLD = 256, 192
+#: Columns of a tile at most, by the accumulators that a fold in registers needs beside the leaf's.
+WIDEST, WIDEST_FOLD = 256, {0: 256, 1: 192, 2: 128, 3: 96}
 
 
 class ProductSchedule(Schedule, tag="cuda.linear", frozen=True, kw_only=True):
@@ -17,8 +17,8 @@ class ProductSchedule(Schedule, tag="cuda.linear", frozen=True, kw_only=True):
 
     Attributes:
         groups: warpgroups of 64 rows that share a tile, 1 or 2.
-        columns: of a tile; a multiple of 8, at most 256, and 192 where leaves are folded in
-            registers.
+        columns: of a tile; a multiple of 8, at most 256; fewer where leaves are folded in
+            registers (`WIDEST_FOLD`).
         chunks: 64s of k that travel together.
         split: a tile is a cluster's, with a block for each of 2, 4 or 8 leaves.
         share: 1: neighbours along rows of tiles fetch their part of w for each other; 2: neighbours
@@ -62,7 +62,7 @@ class ProductSchedule(Schedule, tag="cuda.linear", frozen=True, kw_only=True):
             return leaves.count in (2, 4, 8) and not self.share
         if self.share == 1 and self.columns % 16:  # halves are whole groups of eight rows
             return False
-        return leaves.count == 1 or (not leaves.pairwise and self.columns <= WIDEST_FOLD)
+        return self.columns <= WIDEST_FOLD.get(accumulators(leaves), 0)
 
     @property
     def stages(self) -> int:
@@ -81,3 +81,12 @@ class ProductSchedule(Schedule, tag="cuda.linear", frozen=True, kw_only=True):
     @property
     def _stage(self) -> int:
         return (self.rows + self.columns) * 128 * self.chunks
+
+
+def accumulators(leaves: Leaves) -> int:
+    """How many, beside the leaf's own, fold the leaves in registers; -1: the kernel cannot."""
+    if leaves.count == 1:
+        return 0
+    if not leaves.pairwise:
+        return 1
+    return leaves.count.bit_length() - 1 if leaves.count & leaves.count - 1 == 0 else -1

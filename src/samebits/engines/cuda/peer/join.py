@@ -25,8 +25,8 @@ _THREADS, _LINE, _PACKET = 512, 8, 16
 MOST = 1 << 25
 #: Numbers that packets can carry, and up to how many they are the faster way.
 MOST_PACKETS, FEW = 1 << 19, 1 << 17
-#: Blocks: two a processor at most, which are also what saturates NVLink.
-_MOST_BLOCKS = BLOCKS = 256
+#: Blocks: as many as packets have work for, and what saturates NVLink; all run at a time.
+_MOST_BLOCKS = BLOCKS = 128
 
 
 @dataclass(frozen=True)
