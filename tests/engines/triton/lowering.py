@@ -1,4 +1,4 @@
-"""Lowers the attention kernels for a Hopper GPU as far as Triton's own dialects: no GPU is needed.
+"""Lowers kernels for a Hopper GPU as far as Triton's own dialects: no GPU is needed.
 
 Run as a program, for the interpreter cannot be turned off in a process that has it: prints one line
 for each variant that Triton does not accept, and for each in which it lays out an operand of a
@@ -18,6 +18,7 @@ from triton.compiler import ASTSource, CompilationError, make_backend
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
 from samebits.engines.triton.launch import _check_blocks
+from samebits.engines.triton.rows.fold import fold_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {"q": "*bf16", "k": "*bf16", "v": "*bf16", "out": "*bf16"}
@@ -25,16 +26,16 @@ REALS = {"a", "cap", "masked_at"}
 #: Parameters that are tensors or None.
 OPTIONAL = {
     "lse", "partial", "stats", "cu_q", "cu_k", "kv_lens", "table", "starts", "mask", "sinks",
-    "k_scale", "v_scale",
+    "k_scale", "v_scale", "ticket", "seals", "bias",
 }  # fmt: skip
 FORWARD = {
     "D": 64, "DV": 64, "BLOCK_D": 64, "BLOCK_DV": 64, "GROUP": 4, "KEYS": "dense", "PAGE": 0,
     "CAUSAL": False, "WINDOW": False, "MASK": 0, "SOFTCAP": False, "SINKS": False, "LSE": False,
     "K_SCALE": False, "V_SCALE": False, "BLOCK_M": 16, "ONE_POSITION": False, "SPAN": 1,
-    "SPLIT": False, "STAGES": 3, "PDL": False,
+    "SPLIT": False, "STAGES": 3, "SLICE": 0, "PDL": False,
 }  # fmt: skip
 SHARED = {"GROUP": 4, "KEYS": "dense", "PAGE": 0, "CAUSAL": True, "WINDOW": False, "SOFTCAP": False,
-          "K_SCALE": False, "BLOCK_M": 16, "PDL": True}  # fmt: skip
+          "K_SCALE": False, "BLOCK_M": 16, "SLICE": 0, "PDL": True}  # fmt: skip
 
 
 def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
@@ -60,6 +61,11 @@ def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
         yield scores_kernel, shared | {"D": 64, "BLOCK_D": 64}, scores
         written = {"partial": "*fp32", "stats": "*fp32"}
         yield values_kernel, shared | {"DV": 64, "COLUMNS": 16, "LEAF": 512}, scores | written
+    for parts in (2, 4, 8):
+        folded = {"PARTS": parts, "BLOCK": 512, "PDL": True}
+        there = {"parts": "*fp32", "y": "*bf16"}
+        yield fold_kernel, folded | {"BIAS": False}, there
+        yield fold_kernel, folded | {"BIAS": True}, there | {"bias": "*bf16"}
 
 
 def reordered() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:

@@ -1,4 +1,4 @@
-"""Triton accepts every form of the attention kernels for a Hopper GPU."""
+"""Triton accepts every form of the attention and fold kernels for a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-def test_attention_kernels_are_lowered() -> None:
+def test_kernels_are_lowered() -> None:
     program = Path(__file__).with_name("lowering.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
