@@ -32,10 +32,12 @@ FORWARD = {
     "D": 64, "DV": 64, "BLOCK_D": 64, "BLOCK_DV": 64, "GROUP": 4, "KEYS": "dense", "PAGE": 0,
     "CAUSAL": False, "WINDOW": False, "MASK": 0, "SOFTCAP": False, "SINKS": False, "LSE": False,
     "K_SCALE": False, "V_SCALE": False, "BLOCK_M": 16, "ONE_POSITION": False, "SPAN": 1,
-    "SPLIT": False, "STAGES": 3, "SLICE": 0, "PDL": False,
+    "SPLIT": False, "STAGES": 3, "SLICE": 32, "PDL": False,
 }  # fmt: skip
 SHARED = {"GROUP": 4, "KEYS": "dense", "PAGE": 0, "CAUSAL": True, "WINDOW": False, "SOFTCAP": False,
-          "K_SCALE": False, "BLOCK_M": 16, "SLICE": 0, "PDL": True}  # fmt: skip
+          "K_SCALE": False, "BLOCK_M": 16, "SLICE": 16, "PDL": True}  # fmt: skip
+#: Kernels that check their paths.
+CHECKED = {"seals": "*i64", "ticket": "*i32"}
 
 
 def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
@@ -44,7 +46,10 @@ def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
         for options in ({}, {"SOFTCAP": True}, {"WINDOW": True, "CAUSAL": True}):
             yield attention_kernel, {"ONE_POSITION": True, "SPAN": span, **options}, {}
         split = {"ONE_POSITION": True, "SPAN": span, "SPLIT": True, "PDL": True}
-        yield attention_kernel, split, {"partial": "*fp32", "stats": "*fp32"}
+        written = {"partial": "*fp32", "stats": "*fp32"}
+        yield attention_kernel, split, written
+        yield attention_kernel, split, written | CHECKED
+        yield attention_kernel, {"ONE_POSITION": True, "SPAN": span}, {"ticket": "*i32"}
     for block in (16, 64):
         for mask, kind in ((0, None), (1, "*i1"), (2, "*fp32"), (2, "*bf16")):
             for softcap in (False, True):
@@ -60,7 +65,9 @@ def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
         shared = SHARED | {"SOFTCAP": softcap}
         yield scores_kernel, shared | {"D": 64, "BLOCK_D": 64}, scores
         written = {"partial": "*fp32", "stats": "*fp32"}
-        yield values_kernel, shared | {"DV": 64, "COLUMNS": 16, "LEAF": 512}, scores | written
+        values = shared | {"DV": 64, "COLUMNS": 16, "LEAF": 512}
+        yield values_kernel, values, scores | written
+        yield values_kernel, values, scores | written | {"seals": "*i64"}
     for parts in (2, 4, 8):
         folded = {"PARTS": parts, "BLOCK": 512, "PDL": True}
         there = {"parts": "*fp32", "y": "*bf16"}
