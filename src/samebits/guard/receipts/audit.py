@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+import samebits.engines.cpu.evaluate  # noqa: F401  (the fast twin of evaluation registers itself)
 from samebits.contract import FORMATS, AttentionContract, Contract, LinearContract, parse
 from samebits.errors import ReceiptError
 from samebits.guard.receipts.merkle import Leaf, Manifest, leaf_of, root_of

@@ -83,6 +83,7 @@ class Watch:
 
     def __init__(self, model: Any, mask: torch.Tensor, level: str, audit: float = 0.0) -> None:
         self.model, self.mask = model, mask
+        self._real = np.cumsum(mask.numpy(), 1)  # tokens up to and with each column of the prompt
         self.listener = listener_of(model, level)
         places = len(self.listener.places) if self.listener else 1
         self.rows = [Rows(places) for _ in range(len(mask))]
@@ -166,9 +167,8 @@ class Watch:
 
     def position(self, row: int, column: int) -> int:
         """The position of a column's token in its own sequence."""
-        prompt = self.mask.shape[1]
-        real = int(self.mask[row, : min(column + 1, prompt)].sum())
-        return real - 1 + max(0, column + 1 - prompt)
+        behind = column + 1 - self.mask.shape[1]
+        return int(self._real[row, min(column, self.mask.shape[1] - 1)]) - 1 + max(0, behind)
 
     def _runs(self, row: int, start: int, count: int) -> Iterator[tuple[int, slice]]:
         """Consecutive real tokens among `count` columns from `start`: position of the first, and
