@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -225,6 +227,18 @@ def test_settings_nest_and_come_from_the_environment(monkeypatch: pytest.MonkeyP
             assert str(guard.setting()) == "off" and not watch.watched()
         assert str(guard.setting()) == "path"
     assert str(guard.setting()) == "off"
+
+
+def test_modules_that_offer_functions_while_others_are_taken() -> None:
+    """The kernels of a GPU, which the guard imports to know them, offer themselves."""
+    code = (
+        "import samebits, samebits.ops.linear.cuda, torch\n"
+        "with samebits.deterministic(guard='path'):\n"
+        "    torch.nn.functional.linear(torch.ones(2, 64), torch.ones(3, 64))\n"
+        "from samebits.engines import watch\n"
+        "assert ('samebits.ops.attention.cuda', 'dense') in watch._offered"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_engine_functions_are_reached_through_their_modules() -> None:

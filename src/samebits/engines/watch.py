@@ -21,6 +21,8 @@ Wrap = Callable[[str, str, Compute], Compute]
 
 _offered: dict[tuple[str, str], Compute] = {}
 _wrap: Wrap | None = None
+_waiting: list[tuple[str, str]] = []
+_placing = False
 
 
 def offer(module: str, *functions: Compute) -> None:
@@ -30,16 +32,34 @@ def offer(module: str, *functions: Compute) -> None:
     """
     for fn in functions:
         _offered[module, fn.__name__] = fn
-        if _wrap is not None:
-            setattr(sys.modules[module], fn.__name__, _wrap(module, fn.__name__, fn))
+    _place([(module, fn.__name__) for fn in functions])
 
 
 def install(wrap: Wrap) -> None:
     """Puts what `wrap` gives in the place of every offered function, of later ones too."""
     global _wrap
     _wrap = wrap
-    for (module, name), fn in _offered.items():
-        setattr(sys.modules[module], name, wrap(module, name, fn))
+    _place(list(_offered))
+
+
+def _place(names: list[tuple[str, str]]) -> None:
+    """Lets the observer take functions. It may import modules that offer more of them: those wait
+    until it has what it imports.
+    """
+    global _placing
+    _waiting.extend(names)
+    if _placing:
+        return
+    _placing = True
+    try:
+        while _waiting:
+            module, name = _waiting.pop(0)
+            if _wrap is not None:
+                fn = _offered[module, name]
+                setattr(sys.modules[module], name, _wrap(module, name, fn))
+    finally:
+        _placing = False
+        _waiting.clear()
 
 
 def remove() -> None:
