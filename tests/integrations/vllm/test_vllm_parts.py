@@ -117,6 +117,13 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
         ({"model__is_moe": True, "parallel__data_parallel_size": 2}, "data parallelism"),
         ({"lora": SimpleNamespace(), "parallel__tensor_parallel_size": 2}, "LoRA"),
         ({"lora": SimpleNamespace(), "model__is_moe": True}, "LoRA"),
+        (
+            {
+                "model__hf_config": SimpleNamespace(eos_token_id=[7, 900]),
+                "model__hf_text_config": SimpleNamespace(vocab_size=900),
+            },
+            "eos_token_id 900",
+        ),
         ({"speculative": SimpleNamespace(rejection_sample_method="synthetic")}, "synthetic"),
         ({"compilation__mode": 3}, "'inductor'"),
         (

@@ -148,11 +148,25 @@ def _model(model: Any, gpu: bool) -> list[str]:
         found.append("state-space layers: their scans have no contract")
     if getattr(model, "is_multimodal_model", False):
         found.append("multi-modal input: encoder attention is not ours")
+    outside = _ends_outside(model)
+    if outside:
+        found.append(
+            f"eos_token_id {outside[0]} outside the vocabulary: with min_tokens vLLM writes there, "
+            "into rows of other requests"
+        )
     if gpu and model.dtype is torch.float32:
         found.append("dtype float32 on a GPU: attention takes bfloat16 and float16")
     if str(getattr(model, "logprobs_mode", "raw_logprobs")).startswith("processed"):
         found.append(f"logprobs_mode={model.logprobs_mode!r}: use raw_logprobs or raw_logits")
     return found
+
+
+def _ends_outside(model: Any) -> list[int]:
+    """Ids that end a text and are none of the model's."""
+    ends = getattr(getattr(model, "hf_config", None), "eos_token_id", None)
+    size = getattr(getattr(model, "hf_text_config", None), "vocab_size", None)
+    ends = [ends] if isinstance(ends, int) else ends or []
+    return [end for end in ends if isinstance(size, int) and end >= size]
 
 
 def _cache(cache: Any, gpu: bool) -> list[str]:
