@@ -116,13 +116,14 @@ _STORED = {
 
 
 def _values(data: Any, dtype: Any) -> Any:
-    """What a tensor handle's data stands for, as fp32 (fp64 stays)."""
+    """What a tensor handle's data stands for, as fp32 (fp64 and integers stay)."""
     name = str(dtype.scalar)
     if name in _STORED:
         raw, kind, _ = _STORED[name]
         bits = np.ascontiguousarray(data).view(raw)
         return torch.from_numpy(bits).view(kind).float().numpy().reshape(np.shape(data))
-    return data if data.dtype == np.float64 else data.astype(np.float32)
+    wide = data.dtype == np.float64 or data.dtype.kind in "iu"
+    return data if wide else data.astype(np.float32)
 
 
 def _stored(values: Any, dtype: Any, np_dtype: Any) -> Any:

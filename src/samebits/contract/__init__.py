@@ -12,6 +12,7 @@ Read in this order:
 - `numerics`, `block`, `functions`  the same, executable: NumPy, exactly rounded
 - `linear`, `attention`, `rows`  the contracts, each with `evaluate`: the exact bits on a CPU
 - `exact`       contracts without a tree: the exact sum, rounded once
+- `portable`    the contracts that all devices share
 - `key`         what a contract may depend on: there is no field for a batch size
 - `text`, `render`  the canonical text (its hash is the contract's id) and drawings
 """
@@ -34,6 +35,12 @@ from samebits.contract.dot import dot, register_engine
 from samebits.contract.exact.contract import ExactContract
 from samebits.contract.key import ContractKey
 from samebits.contract.linear import LinearContract
+from samebits.contract.portable import (
+    PORTABLE,
+    portable_attention,
+    portable_linear,
+    portable_row,
+)
 from samebits.contract.rows import RowContract
 from samebits.contract.text import parse, parse_arithmetic, parse_tree
 from samebits.contract.tree import (
@@ -51,9 +58,9 @@ from samebits.contract.tree import (
 )
 
 __all__ = [
-    "CUDA_FMA", "FORMATS", "IEEE_FMA", "Add", "Arithmetic", "AttentionContract", "Balanced",
-    "BlockFma", "Chain", "Contract", "ContractKey", "ExactContract", "Format", "IeeeFma", "Lanes",
-    "LinearContract", "Node", "RowContract", "Run", "Segment", "Split", "Tree", "dot", "expand",
-    "hopper_attention", "hopper_mma", "nested", "parse", "parse_arithmetic", "parse_tree",
-    "register_engine",
+    "CUDA_FMA", "FORMATS", "IEEE_FMA", "PORTABLE", "Add", "Arithmetic", "AttentionContract",
+    "Balanced", "BlockFma", "Chain", "Contract", "ContractKey", "ExactContract", "Format",
+    "IeeeFma", "Lanes", "LinearContract", "Node", "RowContract", "Run", "Segment", "Split", "Tree",
+    "dot", "expand", "hopper_attention", "hopper_mma", "nested", "parse", "parse_arithmetic",
+    "parse_tree", "portable_attention", "portable_linear", "portable_row", "register_engine",
 ]  # fmt: skip

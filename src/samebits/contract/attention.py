@@ -101,7 +101,7 @@ class AttentionContract(Contract):
             "input": OUTPUTS,
             "output": OUTPUTS,
             "kv": (self.input, "e4m3") if stepped else (self.input,),
-            "probabilities": (self.input,),
+            "probabilities": (self.input,) if stepped else (self.input, "fp32"),
             "maximum": ("ceil", "ceil(64)"),
             "positions": ("absolute",) if stepped else ("seen",),
             "exp2": ("poly(4)", "poly(3)", "hw") if stepped else ("poly",),

@@ -16,8 +16,8 @@ class ContractKey(msgspec.Struct, frozen=True):
         op: the operation, e.g. "linear", "attention", "softmax".
         dtype: storage type of the operands ("fp32", "bf16", "fp16", "tf32", "e4m3", "e5m2").
         out_dtype: storage type of the result.
-        device: device class: "cpu", or a compute capability such as "sm_90"; or "exact": what all
-            of them share where sums are exact.
+        device: device class: "cpu", or a compute capability such as "sm_90"; or what all of them
+            share, "portable", or, where sums are exact, "exact".
         n: output features of a weight, of the *whole* weight when it is sharded.
         k: length of a weight's reduction axis, of the whole weight.
         head_dim: D of q and k.

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 import samebits.mode.aten  # noqa: F401  (fills the registry)
+from samebits.engines import family
 from samebits.engines.cpu._cpu import Counted
 from samebits.errors import SwitchError
 from samebits.mode import coverage
+from samebits.mode import portable as portable_mode
 from samebits.mode.derive import Schemas, inplace_form, out_form
 from samebits.mode.fallback import CUDA_BUILD, EXACT_DTYPES, Stock, refuse
 from samebits.mode.opaque import COMPOSED, traceable
@@ -164,9 +166,10 @@ class Installation:
     foreign: list[str] = field(default_factory=list)
     _in_flight: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=8))
     _libraries: dict[str, Any] = field(default_factory=dict)
+    _names: list[tuple[str, str]] = field(default_factory=list)
 
     def install(self) -> None:
-        """Registers all overrides and refusals."""
+        """Registers all overrides and refusals of the family of contracts that is in force."""
         self.foreign = foreign_overrides()
         with warnings.catch_warnings():
             # torch warns once a process that a kernel is replaced: that is what a switch does.
@@ -174,10 +177,13 @@ class Installation:
             self._register()
 
     def _register(self) -> None:
-        for (name, key), counted in overrides().items():
-            self._impl(f"aten::{name}", counted, key)
-        for (qualified, key), refusal in refusals().items():
-            self._impl(qualified, refusal, key)
+        kernels: Kernels = {(f"aten::{name}", key): c for (name, key), c in overrides().items()}
+        kernels.update(refusals())
+        if family.portable():
+            kernels.update(portable_mode.layer(overrides(), devices()))
+        self._names = list(kernels)
+        for (qualified, key), kernel in kernels.items():
+            self._impl(qualified, kernel, key)
 
     def remove(self) -> None:
         """Takes them out again. Stacked registrations of others stay.
@@ -186,9 +192,8 @@ class Installation:
         dispatcher would destroy what it is about to call, so the last few sets are kept alive.
         """
         if self._libraries:
-            names = [(f"aten::{name}", key) for name, key in overrides()] + list(refusals())
             parse, get = torch._C._dispatch_key_parse, torch.library.get_kernel
-            self._in_flight.append([get(name, parse(key)) for name, key in names])
+            self._in_flight.append([get(name, parse(key)) for name, key in self._names])
         while self._libraries:
             self._libraries.popitem()[1]._destroy()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from samebits.engines import cpu
+from samebits.engines import cpu, family
 from samebits.engines.triton import device_class
 from samebits.errors import DTypeError
 from samebits.mode import coverage, install
@@ -25,6 +25,7 @@ class Status:
     Attributes:
         on: whether the overrides are in force.
         policy: ``refuse``, ``warn`` or ``allow``; None when off.
+        contract: the family of contracts in force, ``device`` or ``portable``.
         allow: operations that run uncovered in silence.
         torch: version of torch.
         engine: the engines, with their instruction sets and device classes.
@@ -48,6 +49,7 @@ class Status:
     threads: int
     guard: str = "off"
     plan: str = ""
+    contract: str = "device"
     hits: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
@@ -57,7 +59,8 @@ class Status:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        state = f"on (policy={self.policy})" if self.on else "off"
+        shown = "" if self.contract == "device" else f", contract={self.contract}"
+        state = f"on (policy={self.policy}{shown})" if self.on else "off"
         lines = [
             f"samebits is {state}",
             f"  engine     {self.engine}, {self.threads} threads, torch {self.torch}",
@@ -104,6 +107,7 @@ def describe(
         threads=torch.get_num_threads(),
         guard=guard if policy else "off",
         plan=_plan(),
+        contract=family.in_force(),
         hits=dict(hits.most_common()),
         counts={kind.value: kinds[kind] for kind in Kind},
         unknown=tuple(sorted(unknown)),

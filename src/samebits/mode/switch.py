@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from samebits import settings
+from samebits.engines import family
 from samebits.errors import LateSwitchWarning, SettingError
 from samebits.mode import fallback, flags, install, selftest
 from samebits.mode.fallback import Policy
@@ -27,10 +28,12 @@ _POLICIES = ("refuse", "warn", "allow")
 
 @dataclass
 class _Frame:
-    """One entry of the stack: a policy, or None for off, and what the guard checks."""
+    """One entry of the stack: a policy, or None for off, what the guard checks, and a family of
+    contracts."""
 
     policy: Policy | None = None
     guard: str = "off"
+    contract: str = family.FAMILIES[0]
 
 
 @dataclass
@@ -51,7 +54,13 @@ _process = _Process()
 on_guard: Callable[[str], None] | None = None
 
 
-def enable(*, policy: str = "refuse", allow: Iterable[str] = (), guard: str | None = None) -> None:
+def enable(
+    *,
+    policy: str = "refuse",
+    allow: Iterable[str] = (),
+    contract: str = "device",
+    guard: str | None = None,
+) -> None:
     """Turns the switch on in this process, for all threads. Idempotent.
 
     Every covered operation of torch then runs under its contract, on CPU and CUDA tensors, whether
@@ -62,22 +71,25 @@ def enable(*, policy: str = "refuse", allow: Iterable[str] = (), guard: str | No
         policy: what happens to an operation that no contract covers: ``refuse`` raises
             `UncoveredError`, ``warn`` warns and runs torch's kernel, ``allow`` runs it in silence.
         allow: operations that may run uncovered in silence, e.g. ``["aten::cumsum"]``.
+        contract: the family of contracts: ``device``, each device class's own, or ``portable``,
+            the same bits on every device; see docs/portable.md.
         guard: what is checked while things run: "off", "path", "sample:0.01", or both with a comma
             (docs/guard.md). None: what ``SAMEBITS_GUARD`` says.
 
     Raises:
-        SettingError: ``policy``, ``guard`` or an entry of ``allow`` is not understood.
+        SettingError: ``policy``, ``contract``, ``guard`` or an entry of ``allow`` is not
+            understood.
         SwitchError: an override is not in force, or threads flush subnormals; nothing was changed.
     """
-    wanted = _policy(policy, allow)
+    wanted = _frame(policy, allow, contract, guard)
     with _lock:
         top = _stack[-1]
-        before = top.policy, top.guard
-        top.policy, top.guard = wanted, _guard(guard)
+        before = top.policy, top.contract, top.guard
+        top.policy, top.contract, top.guard = wanted.policy, wanted.contract, wanted.guard
         try:
             _apply()
         except BaseException:
-            top.policy, top.guard = before
+            top.policy, top.contract, top.guard = before
             raise
 
 
@@ -93,14 +105,18 @@ def disable() -> None:
 
 @contextmanager
 def deterministic(
-    *, policy: str = "refuse", allow: Iterable[str] = (), guard: str | None = None
+    *,
+    policy: str = "refuse",
+    allow: Iterable[str] = (),
+    contract: str = "device",
+    guard: str | None = None,
 ) -> Iterator[None]:
     """The switch for a block of code, for all threads; blocks nest.
 
     Leaving the block, also by an exception, restores the state around it. Arguments and errors are
     those of `enable`.
     """
-    with _block(_Frame(_policy(policy, allow), _guard(guard))):
+    with _block(_frame(policy, allow, contract, guard)):
         yield
 
 
@@ -141,6 +157,11 @@ def status() -> Status:
         return describe(top.policy, _process.installation, _process.flags, top.guard)
 
 
+def _frame(policy: str, allow: Iterable[str], contract: str, guard: str | None) -> _Frame:
+    family.check(contract)
+    return _Frame(_policy(policy, allow), _guard(guard), contract)
+
+
 def _policy(kind: str, allow: Iterable[str]) -> Policy:
     if kind not in _POLICIES:
         raise SettingError(f"policy={kind!r} is not understood: use one of {', '.join(_POLICIES)}")
@@ -163,16 +184,19 @@ def _drop(frame: _Frame) -> None:
 
 def _apply() -> None:
     """Makes the process agree with the top of the stack."""
-    policy = _stack[-1].policy
+    policy, contract = _stack[-1].policy, _stack[-1].contract
     if policy is None:
         if _process.on:
             _turn_off()
         return
+    if _process.on and contract != family.in_force():
+        _turn_off()
     fallback.set_policy(policy)
     if _process.on:
         _tell_guard(_stack[-1].guard)
     else:
         try:
+            family.put_in_force(contract)
             # Overrides first, and last when turning off: other threads never run torch's kernels
             # under flags that are neither the caller's nor theirs.
             _process.installation.install()
@@ -200,6 +224,7 @@ def _turn_off() -> None:
     _process.flags.restore()
     _process.installation.remove()
     fallback.set_policy(Policy())
+    family.put_in_force(family.FAMILIES[0])
     _process.on = False
 
 

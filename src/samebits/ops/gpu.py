@@ -11,7 +11,7 @@ import torch
 from samebits.contract import ContractKey
 from samebits.contract.operands import dtype_name
 from samebits.engines.driver import recipes
-from samebits.engines.triton import device_class
+from samebits.engines.triton import contract_class
 from samebits.errors import ShapeError
 from samebits.plan import planner
 
@@ -37,16 +37,16 @@ def recorded(work: F) -> F:
 
 
 @lru_cache(maxsize=1024)
-def row_key(op: str, dtype: torch.dtype, out_dtype: torch.dtype, device: int) -> ContractKey:
-    """The contract key of a row operation on CUDA device `device`."""
+def row_key(op: str, dtype: torch.dtype, out_dtype: torch.dtype, device: str) -> ContractKey:
+    """The contract key of a row operation on a device class."""
     return ContractKey(
-        op=op, dtype=dtype_name(dtype), out_dtype=dtype_name(out_dtype), device=device_class(device)
+        op=op, dtype=dtype_name(dtype), out_dtype=dtype_name(out_dtype), device=device
     )
 
 
 def schedule_for(op: str, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> RowSchedule:
     """The schedule of a row operation on rows `x` [..., n]."""
-    key = row_key(op, x.dtype, out_dtype or x.dtype, x.device.index)
+    key = row_key(op, x.dtype, out_dtype or x.dtype, contract_class(x.device.index))
     return cast("RowSchedule", planner.row_for(key, k=x.shape[-1]).at(x.shape[:-1].numel()))
 
 

@@ -10,6 +10,8 @@ together. Block-scaled fp8 gets `segment(128)`, one leaf a scale. Rows have one 
 length, `segment(8192) of lanes(1024, neighbours) folded pairwise`.
 
 **exact** is a class of its own: the exact sum, rounded once, on any device (`contract.exact`).
+
+**portable.** What every device computes alike: see `samebits.contract.portable`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Literal, get_args, overload
 from samebits.contract import (
     CUDA_FMA,
     IEEE_FMA,
+    PORTABLE,
     AttentionContract,
     Chain,
     Contract,
@@ -34,6 +37,9 @@ from samebits.contract import (
     hopper_attention,
     hopper_mma,
     parse_tree,
+    portable_attention,
+    portable_linear,
+    portable_row,
 )
 from samebits.contract.linear import ACTIVATIONS
 from samebits.contract.operands import OUTPUTS, SCALE_BLOCK, dtype_name
@@ -52,8 +58,10 @@ RowOp = Literal[
 LINEAR_OPS: frozenset[str] = frozenset(get_args(LinearOp))
 ATTENTION_OPS: frozenset[str] = frozenset(get_args(AttentionOp))
 ROW_OPS: frozenset[str] = frozenset(get_args(RowOp))
+#: Products whose kernels do not compute the portable chain.
+_NOT_PORTABLE = ("conv1d", "conv2d", "grouped_linear")
 OPS = LINEAR_OPS | ATTENTION_OPS | ROW_OPS
-DEVICES = ("cpu", "sm_90")
+DEVICES = ("cpu", "sm_90", PORTABLE)
 #: In the place of a device class: the exact contracts, which all devices share.
 EXACT = "exact"
 #: What else the same device classes are called.
@@ -133,8 +141,8 @@ def contract_of(
         tree: for matrix products on a GPU: another tree than the device class's own, e.g.
             "balanced(8)" for weights that tensor-parallel ranks share, or "segment(512)".
         scaling: for fp8: "block" (the default), "row" or "none"; see `LinearContract`.
-        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200"); or "exact": the
-            contract without a tree, which all of them share.
+        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200"); or what all of
+            them share: "portable", or "exact", the contract without a tree.
 
     Returns:
         A frozen contract with .text, .id, .tree, .arithmetic, .render() and .evaluate().
@@ -226,6 +234,12 @@ def _linear(key: ContractKey) -> LinearContract:
         if key.tree not in (None, str(Lanes(16))):
             raise _no(key, f"the tree is {Lanes(16)}, not {key.tree}")
         return LinearContract(Lanes(16), IEEE_FMA, key.dtype, key.out_dtype, epilogue=epilogue)
+    if key.device == PORTABLE:
+        if key.dtype not in OUTPUTS or key.op in _NOT_PORTABLE:
+            raise _no(key, "products of fp32, bf16 and fp16 with one weight are portable")
+        if key.tree not in (None, str(Chain())):
+            raise _no(key, f"the tree is {Chain()}, not {key.tree}")
+        return portable_linear(key.dtype, key.out_dtype, epilogue)
     if key.n is None or key.k is None:
         raise ContractError(f"{key.op} on {key.device}: give n and k, they decide the tree")
     scaling = (key.scaling or "block") if fp8 else "none"
@@ -254,10 +268,12 @@ def _exact(key: ContractKey) -> ExactContract:
 def _attention(key: ContractKey) -> AttentionContract:
     if key.dtype not in OUTPUTS or key.out_dtype != key.dtype:
         raise _no(key, "q, k, v and the result are all fp32, bf16 or fp16")
-    if key.kv_dtype not in (None, key.dtype) and (key.kv_dtype != "e4m3" or key.device == "cpu"):
+    if key.kv_dtype not in (None, key.dtype) and (key.kv_dtype != "e4m3" or key.device != "sm_90"):
         raise _no(key, f"k and v cannot be {key.kv_dtype}")
     if key.device == "cpu":
         return AttentionContract(IEEE_FMA, key.dtype, key.out_dtype)
+    if key.device == PORTABLE:
+        return portable_attention(key.dtype)
     if key.dtype == "fp32":
         raise _no(key, "use bf16 or fp16")
     return hopper_attention(key.dtype, kv=key.kv_dtype or "")
@@ -268,5 +284,7 @@ def _row(key: ContractKey) -> RowContract:
         raise _no(key, "row reductions are defined for fp32, bf16 and fp16")
     if key.device == "cpu":
         return RowContract(key.op, key.dtype, key.out_dtype)
+    if key.device == PORTABLE:
+        return portable_row(key.op, key.dtype, key.out_dtype)
     formula = LEAF_FORMULAS.get(key.op, "")
     return RowContract(key.op, key.dtype, key.out_dtype, HOPPER_ROW_TREE, CUDA_FMA, formula)

@@ -15,6 +15,7 @@ from functools import lru_cache
 import msgspec
 
 from samebits.contract import ContractKey
+from samebits.engines import family
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.errors import PlanError
 from samebits.plan import tables
@@ -142,7 +143,7 @@ def loaded() -> dict[str, Plan]:
     return dict(_loaded)
 
 
-#: Called when another plan comes into force: whoever keeps rows lets them go.
+#: Called when another plan, or family of contracts, comes into force: whoever keeps rows lets go.
 on_change: list[Callable[[], None]] = []
 
 
@@ -150,5 +151,8 @@ def forget() -> None:
     """Lets go of all rows, and of what was made ready from them."""
     row_for.cache_clear()
     _choices.cache_clear()
-    for forget in on_change:
-        forget()
+    for let_go in on_change:
+        let_go()
+
+
+family.on_change.append(forget)

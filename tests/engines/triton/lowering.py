@@ -18,7 +18,9 @@ from triton.compiler import ASTSource, CompilationError, make_backend
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
 from samebits.engines.triton.launch import _check_blocks
+from samebits.engines.triton.attention.portable import portable_kernel
 from samebits.engines.triton.rows.fold import fold_kernel
+from samebits.engines.triton.rows.pointwise import PORTABLE_FUNCTIONS, unary_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {"q": "*bf16", "k": "*bf16", "v": "*bf16", "out": "*bf16"}
@@ -26,7 +28,11 @@ REALS = {"a", "cap", "masked_at"}
 #: Parameters that are tensors or None.
 OPTIONAL = {
     "lse", "partial", "stats", "cu_q", "cu_k", "kv_lens", "table", "starts", "mask", "sinks",
-    "k_scale", "v_scale", "ticket", "seals", "bias",
+    "k_scale", "v_scale", "ticket", "seals", "bias", "edges",
+}  # fmt: skip
+PORTABLE = {
+    "D": 64, "DV": 48, "BLOCK_DV": 64, "GROUP": 2, "KEYS": "dense", "PAGE": 0, "CAUSAL": True,
+    "WINDOW": False, "MASK": 0, "SOFTCAP": False, "SINKS": False, "LSE": False, "BLOCK_M": 32,
 }  # fmt: skip
 FORWARD = {
     "D": 64, "DV": 64, "BLOCK_D": 64, "BLOCK_DV": 64, "GROUP": 4, "KEYS": "dense", "PAGE": 0,
@@ -74,6 +80,17 @@ def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
         yield fold_kernel, folded | {"BIAS": False}, there
         yield fold_kernel, folded | {"BIAS": True}, there | {"bias": "*bf16"}
 
+    yield portable_kernel, {}, {}
+    masked = {"edges": "*i32", "sinks": "*fp32", "lse": "*fp32"}
+    for mask, kind in ((1, "*i1"), (2, "*fp32")):
+        options = {"MASK": mask, "SINKS": True, "LSE": True, "SOFTCAP": mask == 2}
+        yield portable_kernel, options, masked | {"mask": kind}
+    yield portable_kernel, {"WINDOW": True, "KEYS": "paged", "PAGE": 16}, {
+        "cu_q": "*i32", "kv_lens": "*i32", "table": "*i32",
+    }  # fmt: skip
+    for name in sorted(PORTABLE_FUNCTIONS):
+        yield unary_kernel, {"F": name, "BLOCK": 512, "PDL": False}, {"x": "*fp32", "y": "*fp32"}
+
 
 def reordered() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
     """As `variants`: what might take k in another order, where loads are narrower than operands."""
@@ -96,6 +113,8 @@ def lower(
     """Raises what Triton raises; with `blocks`, what `launch` raises for another order of k."""
     if kernel is attention_kernel:
         constants = FORWARD | constants
+    if kernel is portable_kernel:
+        constants = PORTABLE | constants
     signature, values = {}, {}
     for i, name in enumerate(kernel.arg_names):
         kind = (POINTERS | there).get(name, "fp32" if name in REALS else "i32")

@@ -83,9 +83,18 @@ def reduce(
     out_dtype: int,
     correction: float,
     mean_out: int,
+    wide: bool,
 ) -> None: ...
 def softmax(
-    x: int, dtype: int, rows: int, n: int, stride: int, out: int, out_dtype: int, log: bool
+    x: int,
+    dtype: int,
+    rows: int,
+    n: int,
+    stride: int,
+    out: int,
+    out_dtype: int,
+    log: bool,
+    wide: bool,
 ) -> None: ...
 def softmax_apply(
     x: int,
@@ -100,8 +109,20 @@ def softmax_apply(
     log: bool,
 ) -> None: ...
 def token_logprob(
-    x: int, dtype: int, rows: int, n: int, stride: int, ids: int, out: int, out_dtype: int
+    x: int,
+    dtype: int,
+    rows: int,
+    n: int,
+    stride: int,
+    ids: int,
+    out: int,
+    out_dtype: int,
+    wide: bool,
 ) -> bool: ...
+def wide_logsumexp(
+    x: int, dtype: int, rows: int, n: int, stride: int, out: int, out_dtype: int
+) -> None: ...
+def chips_nan(at: int, n: int, dtype: int) -> None: ...
 def norm(
     centred: bool,
     x: int,
@@ -116,6 +137,7 @@ def norm(
     out: int,
     mean: int,
     rstd: int,
+    wide: bool,
 ) -> None: ...
 def reciprocal_deviation(var: int, out: int, n: int, eps: float) -> None: ...
 def affine(
@@ -146,6 +168,7 @@ def linear(
     w_col: int,
     dtype: int,
     out_dtype: int,
+    chain: bool,
 ) -> int: ...
 def packed_size(n: int, k: int, dtype: int) -> list[int]: ...
 def pack_weight(
@@ -192,6 +215,7 @@ def gemm(
     out_dtype: int,
     alpha: float,
     beta: float,
+    chain: bool,
 ) -> int: ...
 def evaluate_block(
     x: int,

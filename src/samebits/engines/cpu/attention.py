@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from samebits.engines import watch
+from samebits.engines import family, watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
+from samebits.engines.cpu.numbers import written
 
 _LOG2E = math.log2(math.e)
 _NO_LSE = (0, 0, 0, 0)
@@ -74,6 +75,8 @@ def dense(
         The result [B, Hq, Tq, Dv], laid out like [B, Tq, Hq, Dv] in memory when `q` is, and the
         logsumexp [B, Hq, Tq] in fp32 or None.
     """
+    dtype = q.dtype
+    q, k, v = _widened(q, k, v)
     batch, heads, q_len, d = q.shape
     _, kv_heads, kv_len, dv = v.shape
     qs, ks, vs = q.stride(), k.stride(), v.stride()
@@ -111,7 +114,17 @@ def dense(
     )  # fmt: skip
     if wrong:
         watch.report(wrong)
-    return out, logsum
+    return _finished(out, dtype), None if logsum is None else written(logsum)
+
+
+def _widened(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Operands as the family in force takes them: the portable one in fp32, which is exact."""
+    return tuple(x.float() for x in operands) if family.portable() else operands
+
+
+def _finished(out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`out`, rounded to `dtype`, as the family in force writes it."""
+    return written(out if out.dtype is dtype else out.to(dtype))
 
 
 def store(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> bool:
@@ -165,7 +178,8 @@ def packed(
     Returns:
         The result [total, Hq, Dv] and the logsumexp [Hq, total] in fp32 or None.
     """
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    dtype = q.dtype
+    q, k, v = (_rows(x) for x in _widened(q, k, v))
     total, heads, d = q.shape
     paged = sequences.block_table is not None
     kv_heads, dv = k.size(-2), v.size(-1)
@@ -193,7 +207,7 @@ def packed(
     )  # fmt: skip
     if wrong:
         watch.report(wrong)
-    return out, logsum
+    return _finished(out, dtype), None if logsum is None else written(logsum)
 
 
 watch.offer(__name__, dense, packed)

@@ -1,8 +1,8 @@
 """Launcher of the matrix products. Operands are validated by the caller; any strides are taken.
 
-Every output is ``round(alpha * acc + beta * c)``: acc is the fp32 tree lanes(16) over k, alpha = 1
-and beta = 1 multiply nothing, beta = 0 does not read c, each step is one IEEE fp32 operation, and
-there is one rounding to the output type.
+Every output is ``round(alpha * acc + beta * c)``: acc is the fp32 tree lanes(16) over k (a chain
+where portable contracts are in force), alpha = 1 and beta = 1 multiply nothing, beta = 0 does not
+read c, each step is one IEEE fp32 operation, and there is one rounding to the output type.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 
 import torch
 
-from samebits.engines import watch
+from samebits.engines import family, watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
+from samebits.engines.cpu.numbers import written
 
 _linear = _cpu.linear
 _gemm = _cpu.gemm
@@ -61,10 +62,11 @@ def linear(
         w_col,
         code,
         out_code,
+        family.portable(),
     )
     if wrong:
         watch.report(wrong)
-    return out
+    return written(out)
 
 
 def bmm(
@@ -133,10 +135,11 @@ def bmm(
         out_code,
         alpha,
         beta,
+        family.portable(),
     )
     if wrong:
         watch.report(wrong)
-    return out
+    return written(out)
 
 
 watch.offer(__name__, linear, bmm)

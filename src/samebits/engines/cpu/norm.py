@@ -6,8 +6,9 @@ import math
 
 import torch
 
-from samebits.engines import watch
+from samebits.engines import family, watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
+from samebits.engines.cpu.numbers import written
 from samebits.engines.cpu.reduce import KINDS, exp_sum, reduce_with_mean
 
 # From this length on, a single row is worth several threads.
@@ -39,11 +40,15 @@ def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, log: bool) -> torch.
     out = _empty(*shape, dtype=dtype)  # faster to parse than a tuple
     if n == 0:
         return out
+    portable = family.portable()
+    if portable and axis < len(shape) - 1:
+        moved = x.movedim(axis, -1).contiguous()
+        return softmax(moved, len(shape) - 1, dtype, log).movedim(-1, axis).contiguous()
     if axis == len(shape) - 1:
         x, rows, n, stride = _rows(x)
-        if n < _LONG or rows >= _cpu.max_threads():
-            _cpu.softmax(x.data_ptr(), code, rows, n, stride, out.data_ptr(), to, log)
-            return out
+        if portable or n < _LONG or rows >= _cpu.max_threads():
+            _cpu.softmax(x.data_ptr(), code, rows, n, stride, out.data_ptr(), to, log, portable)
+            return written(out)
         outer, inner = rows, 1
     else:
         x = x.contiguous()
@@ -89,8 +94,9 @@ def token_logprob(x: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> tor
         ids.data_ptr(),
         out.data_ptr(),
         DTYPE_CODE[dtype],
+        family.portable(),
     )
-    return out if ok else None
+    return written(out) if ok else None
 
 
 def _fp32(p: torch.Tensor | None) -> torch.Tensor | None:
@@ -154,7 +160,9 @@ def norm(
         out.data_ptr(),
         0 if mean is None else mean.data_ptr(),
         0 if rstd is None else rstd.data_ptr(),
+        family.portable(),
     )
+    written(out)
     if statistics is not None and mean is not None and rstd is not None:
         return out, mean.to(statistics), rstd.to(statistics)
     return out, None, None
@@ -215,7 +223,7 @@ def affine(
             _ptr(bias),
             out.data_ptr(),
         )
-    return out
+    return written(out)
 
 
 def scan(x: torch.Tensor, axis: int, dtype: torch.dtype, product: bool) -> torch.Tensor:

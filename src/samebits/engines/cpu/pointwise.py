@@ -11,6 +11,7 @@ import torch
 
 from samebits.engines import watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
+from samebits.engines.cpu.numbers import written
 from samebits.errors import DTypeError, ShapeError
 
 Tensor = torch.Tensor
@@ -47,7 +48,7 @@ def unary(name: str, x: Tensor, p0: float = 0.0, p1: float = 0.0, p2: float = 0.
         )
     except KeyError:
         raise _dtype_error(name, x) from None
-    return y
+    return written(y)
 
 
 def binary(
@@ -71,7 +72,7 @@ def binary(
         _BINARY[name], DTYPE_CODE[a.dtype], a.data_ptr(), b.data_ptr(), y.data_ptr(), y.numel(),
         p0, p1, p2,
     )  # fmt: skip
-    return y
+    return written(y)
 
 
 def gated(name: str, gate: Tensor, up: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ def gated(name: str, gate: Tensor, up: Tensor) -> Tensor:
         y.data_ptr(),
         y.numel(),
     )
-    return y
+    return written(y)
 
 
 def _aligned(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +166,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         (1 if interleaved else d // 2) if full else 0, 2 if full and interleaved else 1,
         x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(),
     )  # fmt: skip
-    return y
+    return written(y)
 
 
 def rotary_at(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ def rotary_at(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions:
     )  # fmt: skip
     if not found:
         raise ShapeError(f"rotary: a position is outside [0, {len(cos)})")
-    return y
+    return written(y)
 
 
 def _dtype_error(name: str, *operands: Tensor) -> DTypeError:

@@ -1,11 +1,14 @@
-"""Launcher of reductions (csrc/bind_reduce.cpp): any strides, any set of axes, one tree."""
+"""Launcher of reductions (csrc/bind_reduce.cpp): any strides, any axes, one tree a family."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from samebits.engines import watch
+from samebits.engines import family, watch
 from samebits.engines.cpu import DTYPE_CODE, _cpu
+from samebits.engines.cpu.numbers import written
 
 KINDS: dict[str, int] = {
     name: code
@@ -47,6 +50,8 @@ def reduce(
     """
     shape = x.shape
     kept = _kept(shape, axes, keepdim)
+    if kind == KINDS["logsumexp"] and family.portable():
+        return _logsumexp(x, axes, dtype).view(kept)
     # Unpacked sizes are faster to parse than a tuple.
     out = torch.empty(*kept, dtype=dtype) if kept else torch.empty((), dtype=dtype)
     _cpu.reduce(
@@ -60,8 +65,22 @@ def reduce(
         DTYPE_CODE[dtype],
         correction,
         0,
+        family.portable(),
     )
-    return out
+    return written(out)
+
+
+def _logsumexp(x: torch.Tensor, axes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """logsumexp of the portable family, where every leaf has its own maximum."""
+    kept = [a for a in range(x.dim()) if a not in axes]
+    n = math.prod(x.shape[a] for a in axes)
+    count = math.prod(x.shape[a] for a in kept)
+    rows = x.permute(*kept, *axes).reshape(count, n).contiguous()
+    out = torch.empty(count, dtype=dtype)
+    _cpu.wide_logsumexp(
+        rows.data_ptr(), DTYPE_CODE[x.dtype], count, n, n, out.data_ptr(), DTYPE_CODE[dtype]
+    )
+    return written(out)
 
 
 def reduce_with_mean(
@@ -86,8 +105,9 @@ def reduce_with_mean(
         DTYPE_CODE[dtype],
         correction,
         mean.data_ptr(),
+        family.portable(),
     )
-    return out, mean
+    return written(out), written(mean)
 
 
 def exp_sum(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,6 +125,7 @@ def exp_sum(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
         0,
         0.0,
         maximum.data_ptr(),
+        False,
     )
     return maximum, total
 

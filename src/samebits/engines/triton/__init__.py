@@ -10,6 +10,8 @@ import functools
 
 import torch
 
+from samebits.contract import PORTABLE
+from samebits.engines import family
 from samebits.errors import DTypeError
 
 #: Device classes by compute capability. Another class is another entry, and tables of its own.
@@ -30,3 +32,13 @@ def device_class(index: int) -> str:
             f"{capability[0]}.{capability[1]}): covered are {sorted(CLASSES.values())}"
         )
     return CLASSES[capability]
+
+
+def contract_class(index: int) -> str:
+    """Whose contracts are in force on CUDA device `index`: its device class's, or "portable".
+
+    Raises:
+        DTypeError: as `device_class`.
+    """
+    own = device_class(index)
+    return PORTABLE if family.portable() else own

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from samebits.engines import family
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode.fallback import refuse, stock
 from samebits.mode.registry import DENSE, DENSE_AUTOGRAD, aten
@@ -40,7 +41,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    narrow = query.dtype in DTYPE_CODE and not (query.is_cuda and query.dtype is torch.float32)
+    wide = query.is_cuda and query.dtype is torch.float32 and not family.portable()
+    narrow = query.dtype in DTYPE_CODE and not wide
     if dropout_p > 0.0 or not narrow:
         op = "scaled_dot_product_attention"
         if dropout_p > 0.0:
@@ -53,7 +55,8 @@ def scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
             enable_gqa=enable_gqa,
         )[0]  # fmt: skip
-    if attn_mask is not None and query.is_cuda and query.dim() == key.dim() == value.dim() == 4:
+    absolute = query.is_cuda and not family.portable()  # leaves of the portable contract count keys
+    if attn_mask is not None and absolute and query.dim() == key.dim() == value.dim() == 4:
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape))
         key, value, attn_mask = without_padding(key, value, attn_mask)
     return attention(

@@ -16,8 +16,8 @@ import torch
 
 from samebits.contract import AttentionContract, ContractKey
 from samebits.contract.operands import dtype_name
-from samebits.engines import watch
-from samebits.engines.triton import device_class
+from samebits.engines import family, watch
+from samebits.engines.triton import contract_class
 from samebits.engines.triton.attention import run
 from samebits.engines.triton.attention.schedule import AttentionSchedule
 from samebits.errors import DTypeError, ShapeError, UncoveredError
@@ -28,6 +28,7 @@ Sequences = run.Sequences
 #: Head dimensions that the kernels' tiles hold.
 MAX_HEAD_DIM = 256
 FP8 = torch.float8_e4m3fn
+_PORTABLE_FP32 = (torch.float32, True)
 
 
 def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -41,11 +42,14 @@ def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None
             raise DTypeError(f"{op}: {name} must be a dense tensor")
         if x.device != q.device:
             raise DTypeError(f"{op}: q is on {q.device} but {name} is on {x.device}")
-    if q.dtype not in (torch.bfloat16, torch.float16):
+    portable = family.portable()
+    if q.dtype not in (torch.bfloat16, torch.float16) and (q.dtype, portable) != _PORTABLE_FP32:
         raise DTypeError(
             f"{op}: q is {_name(q)}; on a GPU the contract covers bfloat16 and float16. Convert q, "
-            "k and v first"
+            'k and v first, or put the portable contracts in force: contract="portable"'
         )
+    if portable and not q.dtype is k.dtype is v.dtype:
+        raise DTypeError(f"{op}: the portable contract takes q, k and v of one dtype")
     if k.dtype is not v.dtype or k.dtype not in (q.dtype, FP8):
         raise DTypeError(
             f"{op}: q is {_name(q)}, k {_name(k)} and v {_name(v)}; give all three the same dtype, "
@@ -90,10 +94,10 @@ def scales(
 
 
 @functools.lru_cache(maxsize=256)
-def _key(q: torch.dtype, kv: torch.dtype, d: int, dv: int, device: int) -> ContractKey:
+def _key(q: torch.dtype, kv: torch.dtype, d: int, dv: int, device: str) -> ContractKey:
     name = dtype_name(q)
     return ContractKey(
-        op="attention", dtype=name, out_dtype=name, device=device_class(device), head_dim=d,
+        op="attention", dtype=name, out_dtype=name, device=device, head_dim=d,
         value_dim=dv, kv_dtype=None if kv is q else dtype_name(kv),
     )  # fmt: skip
 
@@ -128,7 +132,8 @@ def _plan(
     q: torch.Tensor, v: torch.Tensor, group: int, q_len: int
 ) -> tuple[AttentionContract, AttentionSchedule]:
     """The contract, and the schedule for `q_len` positions of `group` heads."""
-    key = _key(q.dtype, v.dtype, q.size(-1), v.size(-1), q.device.index or 0)
+    device = contract_class(q.device.index or 0)
+    key = _key(q.dtype, v.dtype, q.size(-1), v.size(-1), device)
     contract, schedule = contract_for(key), row_for(key, group=group).at(q_len * group)
     assert isinstance(contract, AttentionContract)
     assert isinstance(schedule, AttentionSchedule)

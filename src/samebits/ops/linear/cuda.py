@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
-from samebits.engines import tickets, watch
-from samebits.engines.cuda.linear import product
+from samebits.engines import family, tickets, watch
+from samebits.engines.cuda.linear import fma, product
 from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
 from samebits.engines.driver.recipes import recorded
 from samebits.engines.schedule import Schedule
-from samebits.engines.triton import device_class
+from samebits.engines.triton import contract_class
 from samebits.engines.triton.linear.run import Plan, plan_for, run
 from samebits.engines.triton.linear.schedule import GemmSchedule
 from samebits.engines.vendor import CublasLt, cublaslt
@@ -84,7 +84,7 @@ class _Ready:
         self.shape, self.flat, self.device = (*x.shape[:-1], n), x.dim() == 2, x.get_device()
         self.m, self.n, self.k = math.prod(x.shape[:-1]), n, k
         self.known = _known("linear", x, n, k, self.dtype, tree)
-        self.plan: Plan | product.Product | cublaslt.Prepared | None = None
+        self.plan: Plan | product.Product | fma.Product | cublaslt.Prepared | None = None
         # Rows that lie one after another are a matrix, whatever their axes.
         if (x.dim() == 2 or x.is_contiguous()) and self.m * n > 0:
             self.plan = self._plan(x.reshape(self.m, k), weight, bias)
@@ -97,7 +97,7 @@ class _Ready:
 
     def _plan(
         self, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None
-    ) -> Plan | product.Product | cublaslt.Prepared:
+    ) -> Plan | product.Product | fma.Product | cublaslt.Prepared:
         """The launch of these operands."""
         contract, row = self.known.contract, self.known.row
         schedule = row.at(self.m)
@@ -110,6 +110,10 @@ class _Ready:
         if isinstance(schedule, ProductSchedule):
             if product.refusal(contract, schedule, x, w, y, c) is None:
                 return product.Product(contract, schedule, x, w, y, c)
+            schedule = row.general_at(self.m)
+        if isinstance(schedule, fma.FmaSchedule):
+            if fma.refusal(contract, x, w, y, c) is None:
+                return fma.Product(schedule, x, w, y)
             schedule = row.general_at(self.m)
         assert isinstance(schedule, GemmSchedule)
         return plan_for(contract, schedule, x, w, y, c)
@@ -244,6 +248,10 @@ def _run(
         if product.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)
+    if isinstance(schedule, fma.FmaSchedule):
+        if fma.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
+            return
+        schedule = known.row.general_at(m)
     assert isinstance(schedule, GemmSchedule)
     run(known.contract, schedule, x, w, y, c, alpha, beta)
 
@@ -267,7 +275,7 @@ def _known(
             op=op,
             dtype="tf32" if fast else dtype_name(x.dtype),
             out_dtype=dtype_name(out_dtype),
-            device=device_class(x.get_device()),
+            device=contract_class(x.get_device()),
             n=n,
             k=k,
             tree=None if tree is None else str(tree),
@@ -281,7 +289,8 @@ def _known(
 
 def _fast(x: torch.Tensor) -> bool:
     """Whether fp32 goes through the tensor cores: like torch's own, only if the user allows it."""
-    return x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    allowed = x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return allowed and not family.portable()
 
 
 watch.offer(__name__, linear, bmm)

@@ -6,7 +6,7 @@ import torch
 
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
-from samebits.engines.triton import device_class
+from samebits.engines.triton import contract_class
 from samebits.engines.triton.grouped import combine as combining
 from samebits.engines.triton.grouped import router, routing, run
 from samebits.engines.triton.grouped.schedule import GroupedSchedule
@@ -33,7 +33,7 @@ def _plan(
     experts, n, k = weight.shape
     key = ContractKey(
         op="grouped_linear", dtype=dtype_name(x.dtype), out_dtype=dtype_name(out_dtype),
-        device=device_class(x.device.index), n=n, k=k, scaling=scaling,
+        device=contract_class(x.device.index), n=n, k=k, scaling=scaling,
         tree=None if tree is None else str(tree),
     )  # fmt: skip
     contract = contract_for(key)

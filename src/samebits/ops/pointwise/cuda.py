@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from samebits.engines import family
 from samebits.engines.triton.rows import pointwise as engine
-from samebits.errors import DTypeError, ShapeError
+from samebits.errors import DTypeError, ShapeError, UncoveredError
 from samebits.ops.checks import engine_tensor, one_device
 from samebits.ops.gpu import matrix, recorded
 
@@ -13,14 +14,22 @@ from samebits.ops.gpu import matrix, recorded
 def unary(op: str, kernel: str, x: torch.Tensor) -> torch.Tensor:
     """A function of every element: a kernel of the engine, or torch's own.
 
-    torch's elementwise CUDA kernels compute every element by the same code, wherever it lies.
+    torch's elementwise CUDA kernels compute every element by the same code, wherever it lies. It is
+    not the CPU's code: the portable contracts take ours alone.
 
     Raises:
         DTypeError: see `checks`.
+        UncoveredError: the function is not portable, and the portable contracts are in force.
     """
     x = engine_tensor(op, x, gpu=True)
-    if kernel in engine.FUNCTIONS:
+    portable = family.portable()
+    if kernel in (engine.PORTABLE_FUNCTIONS if portable else engine.FUNCTIONS):
         return _unary(kernel, x)
+    if portable:
+        raise UncoveredError(
+            op, "on a GPU it does not have a CPU's bits",
+            remedy=f"Portable are {', '.join(sorted(engine.PORTABLE_FUNCTIONS))}.",
+        )  # fmt: skip
     y: torch.Tensor = getattr(torch.ops.aten, op)(x)
     return y
 

@@ -40,4 +40,5 @@ void bind_evaluate(nb::module_& m);
 void bind_exact(nb::module_& m);
 void bind_augmented(nb::module_& m);
 void bind_path(nb::module_& m);
+void bind_numbers(nb::module_& m);
 }  // namespace samebits

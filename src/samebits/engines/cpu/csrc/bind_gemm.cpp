@@ -92,20 +92,21 @@ int64_t gemm(const GemmArgs& g) {
 void bind_gemm(nb::module_& m) {
   m.def("linear",
         [](uintptr_t x, uintptr_t w, uintptr_t bias, uintptr_t out, int64_t rows, int64_t n, int64_t k, int64_t w_row,
-           int64_t w_col, int dtype, int out_dtype) {
+           int64_t w_col, int dtype, int out_dtype, bool chain) {
           need_memory(rows * n * k, {x, w});
           DType in = static_cast<DType>(dtype);
           return gemm({ptr<void>(x), ptr<void>(w), ptr<void>(bias), ptr<void>(out), 1, rows, n, k, 0, k, 1, 0, w_row, w_col,
-                0, 0, 1, 0, n, 1, in, in, static_cast<DType>(out_dtype), 1.0, 1.0});
+                0, 0, 1, 0, n, 1, in, in, static_cast<DType>(out_dtype), 1.0, 1.0, chain});
         });
   m.def("gemm",
         [](uintptr_t x, uintptr_t w, uintptr_t c, uintptr_t out, int64_t batch, int64_t rows, int64_t n, int64_t k,
            int64_t xb, int64_t xr, int64_t xc, int64_t wb, int64_t wr, int64_t wc, int64_t cb, int64_t cr, int64_t cc,
-           int64_t ob, int64_t orow, int64_t oc, int dtype, int c_dtype, int out_dtype, double alpha, double beta) {
+           int64_t ob, int64_t orow, int64_t oc, int dtype, int c_dtype, int out_dtype, double alpha, double beta,
+           bool chain) {
           need_memory(batch * rows * n * k, {x, w});
           return gemm({ptr<void>(x), ptr<void>(w), ptr<void>(c), ptr<void>(out), batch, rows, n, k, xb, xr, xc, wb, wr, wc,
                 cb, cr, cc, ob, orow, oc, static_cast<DType>(dtype), static_cast<DType>(c_dtype),
-                static_cast<DType>(out_dtype), alpha, beta});
+                static_cast<DType>(out_dtype), alpha, beta, chain});
         });
 }
 }  // namespace samebits

@@ -25,7 +25,7 @@ void in_blocks(int64_t count, int64_t cost, int64_t unit, F&& f) {
   });
 }
 
-NormArgs rows_of(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t out, int to) {
+NormArgs rows_of(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t out, int to, bool wide) {
   need_memory(rows * n, {x});
   NormArgs a{};
   a.x = ptr<void>(x);
@@ -35,11 +35,12 @@ NormArgs rows_of(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, u
   a.stride = stride;
   a.in = static_cast<DType>(in);
   a.to = static_cast<DType>(to);
+  a.wide = wide;
   return a;
 }
 
-void softmax(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t out, int to, bool log) {
-  NormArgs a = rows_of(x, in, rows, n, stride, out, to);
+void softmax(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t out, int to, bool log, bool wide) {
+  NormArgs a = rows_of(x, in, rows, n, stride, out, to, wide);
   a.log = log;
   const auto run = norm_kernels().softmax;
   in_blocks(rows, 4 * n, 1, [&](int64_t r0, int64_t r1) { run(a, r0, r1); });
@@ -61,8 +62,9 @@ void softmax_apply(uintptr_t x, int in, int64_t outer, int64_t n, int64_t inner,
 }
 
 /// Returns false, with nothing written, if a token is not in [0, n).
-bool token_logprob(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t ids, uintptr_t out, int to) {
-  NormArgs a = rows_of(x, in, rows, n, stride, out, to);
+bool token_logprob(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t ids, uintptr_t out, int to,
+                   bool wide) {
+  NormArgs a = rows_of(x, in, rows, n, stride, out, to, wide);
   a.ids = ptr<int64_t>(ids);
   for (int64_t r = 0; r < rows; ++r)
     if (a.ids[r] < 0 || a.ids[r] >= n) return false;
@@ -71,9 +73,16 @@ bool token_logprob(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride,
   return true;
 }
 
+/// logsumexp of rows along the wide tree; along the narrow one it is a reduction (bind_reduce.cpp).
+void wide_logsumexp(uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t out, int to) {
+  const NormArgs a = rows_of(x, in, rows, n, stride, out, to, true);
+  const auto run = norm_kernels().token_logprob;
+  in_blocks(rows, 4 * n, 1, [&](int64_t r0, int64_t r1) { run(a, r0, r1); });
+}
+
 void norm(bool centred, uintptr_t x, int in, int64_t rows, int64_t n, int64_t stride, uintptr_t weight,
-          uintptr_t bias, bool same_type, double eps, uintptr_t out, uintptr_t mean, uintptr_t rstd) {
-  NormArgs a = rows_of(x, in, rows, n, stride, out, in);
+          uintptr_t bias, bool same_type, double eps, uintptr_t out, uintptr_t mean, uintptr_t rstd, bool wide) {
+  NormArgs a = rows_of(x, in, rows, n, stride, out, in, wide);
   a.weight = ptr<void>(weight);
   a.bias = ptr<void>(bias);
   a.same_type = same_type;
@@ -112,6 +121,7 @@ void bind_norm(nb::module_& m) {
   m.def("softmax", softmax, NoGil());
   m.def("softmax_apply", softmax_apply, NoGil());
   m.def("token_logprob", token_logprob, NoGil());
+  m.def("wide_logsumexp", wide_logsumexp, NoGil());
   m.def("norm", norm, NoGil());
   m.def("reciprocal_deviation", reciprocal_deviation, NoGil());
   m.def("affine", affine, NoGil());

@@ -9,7 +9,7 @@ SB_KERNEL_TABLE(ReduceKernels, reduce_kernels)
 
 namespace {
 
-constexpr int64_t kLeaf = 1024, kBlock = 1024, kPerThread = 131072;
+constexpr int64_t kBlock = 1024, kPerThread = 131072;
 
 void append(Dims& d, int64_t size, int64_t stride) {
   if (size == 1) return;
@@ -48,7 +48,7 @@ void layout(ReduceArgs& a, nb::tuple shape, nb::tuple strides, nb::tuple axes) {
   close(a.kept);
   close(a.reduced);
   const int last = a.kept.count - 1;
-  a.columns = a.reduced.count == 1 && a.reduced.stride[0] != 1 && a.n > 1 &&
+  a.columns = !a.wide && a.reduced.count == 1 && a.reduced.stride[0] != 1 && a.n > 1 &&
               a.kept.stride[last] == 1 && a.kept.size[last] > 3;
 }
 
@@ -56,9 +56,10 @@ void layout(ReduceArgs& a, nb::tuple shape, nb::tuple strides, nb::tuple axes) {
 void pass(const ReduceArgs& a) {
   const ReduceKernels& k = reduce_kernels();
   if (a.outputs == 0) return;
+  const int64_t leaf = a.wide ? 8192 : 1024;
   const int64_t unit = a.columns ? 128 : 4, units = (a.outputs + unit - 1) / unit;
   const int threads = threads_for(a.outputs * a.n, kPerThread);
-  int64_t block = kBlock, leaves = (a.n + kLeaf - 1) / kLeaf, group = leaves;
+  int64_t block = kBlock, leaves = (a.n + leaf - 1) / leaf, group = leaves;
   if (threads > 1) {
     block = (units + 4 * threads - 1) / (4 * threads) * unit;
     if (block > kBlock) block = kBlock;
@@ -80,8 +81,8 @@ void pass(const ReduceArgs& a) {
   const int64_t groups = (leaves + group - 1) / group;
   std::vector<float> partials(static_cast<size_t>(groups * a.outputs));
   parallel_for(blocks * groups, threads, [&](int64_t task) {
-    const int64_t g = task % groups, u0 = task / groups * block, k0 = g * group * kLeaf;
-    k.partial(a, u0, std::min(a.outputs, u0 + block), k0, std::min(a.n, k0 + group * kLeaf),
+    const int64_t g = task % groups, u0 = task / groups * block, k0 = g * group * leaf;
+    k.partial(a, u0, std::min(a.outputs, u0 + block), k0, std::min(a.n, k0 + group * leaf),
               partials.data() + g * a.outputs + u0);
   });
   parallel_for(1, 1, [&](int64_t) { k.finish(a, 0, a.outputs, partials.data(), groups, a.outputs); });
@@ -121,8 +122,9 @@ void copy_out(ReduceArgs a, const std::vector<float>& values, void* out) {
 }
 
 void reduce(int kind, uintptr_t x, int in, nb::tuple shape, nb::tuple strides, nb::tuple axes,
-            uintptr_t out, int to, double correction, uintptr_t mean_out) {
+            uintptr_t out, int to, double correction, uintptr_t mean_out, bool wide) {
   ReduceArgs a{};
+  a.wide = wide;
   a.x = ptr<void>(x);
   a.out = ptr<void>(out);
   a.in = static_cast<DType>(in);

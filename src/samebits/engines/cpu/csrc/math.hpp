@@ -90,6 +90,16 @@ static inline F16 exp(F16 x) {
   return scale(add(p.significand, set1(1.0f)), p.exponent);
 }
 
+/// e^x with fewer steps than exp: +0 from 2^-127 down, Inf from 2^128 up. A NaN stays.
+static inline F16 exp_flush(F16 x) {
+  const F16 rounding = set1(0x1.8p23f);  // leaves the nearest integer
+  x = clamp(x, -88.0f, 89.0f);
+  F16 n = sub(fma(x, set1(0x1.715476p+0f), rounding), rounding);
+  F16 r = fma(n, set1(-0x1.7f7d1cp-20f), fma(n, set1(-0x1.62e400p-1f), x));
+  F16 y = add(fma(expm1_poly(r), mul(r, r), r), set1(1.0f));
+  return mul(y, as_float(set_exponent(round_i(n))));
+}
+
 /// log(1 + f) + n ln(2) for f in [sqrt(1/2) - 1, sqrt(2) - 1].
 static inline F16 log_parts(F16 f, F16 n) {
   F16 p = set1(0x1.147dd0p-4f);

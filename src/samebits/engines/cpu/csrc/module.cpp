@@ -30,4 +30,5 @@ NB_MODULE(_cpu, m) {
   bind_exact(m);
   bind_augmented(m);
   bind_path(m);
+  bind_numbers(m);
 }

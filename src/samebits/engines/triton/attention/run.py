@@ -11,6 +11,7 @@ import torch
 from samebits.contract import AttentionContract, path
 from samebits.engines import tickets
 from samebits.engines.cuda.attention import decode, prefill, spread
+from samebits.engines.triton.attention import portable
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.gather import gathered
@@ -318,6 +319,10 @@ class _Call:
     ticket: torch.Tensor | None = None
 
     def run(self, mask: torch.Tensor | None = None, masked_at: float = 0.0) -> None:
+        if self.contract.maximum == "ceil":
+            if self.out.numel():
+                portable.run(self, mask, masked_at)
+            return
         if self.contract.exp2 != "hw":
             raise ContractError(
                 f"these kernels compute exp2 by the chip's ex2, not by {self.contract.exp2}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from samebits.contract import PORTABLE
 from samebits.engines.cuda.attention.schedule import DecodeSchedule, PrefillSchedule
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
@@ -77,6 +78,8 @@ def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
         key: of the contract.
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
+    if key.device == PORTABLE:  # one kernel, whose tiles follow from the rows
+        return AttentionSchedule(block_m=16)
     rows = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
     if rows <= 16:
         return _fitting(key, AttentionSchedule(block_m=16, decode=DecodeSchedule()))

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from samebits.contract import CUDA_FMA, LinearContract
+from samebits.contract import CUDA_FMA, PORTABLE, LinearContract
 from samebits.contract.arithmetic import FORMATS
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 
@@ -118,7 +118,7 @@ def default(key: ScheduleKey, bucket: int) -> GemmSchedule:
     """
     m = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
     n = key.n or 1
-    if key.dtype == "fp32":
+    if key.dtype == "fp32" or key.device == PORTABLE:
         return _fma(m, n)
     size = FORMATS[key.dtype].bits // 8
     leaves = _leaves(key.tree)
@@ -161,7 +161,7 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
         key, bucket: as for `default`.
     """
     m = BUCKETS[bucket] if bucket < len(BUCKETS) else 2 * BUCKETS[-1]
-    if key.dtype == "fp32":
+    if key.dtype == "fp32" or key.device == PORTABLE:
         tiles = ((16, 32, 4), (16, 64, 4), (32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 64, 4),
                  (64, 128, 8))  # fmt: skip
         found = [

@@ -76,6 +76,9 @@ def chain(
                 # Not as the load's own value for what it leaves out: there -0 counts as 0.
                 inside = (in_k < stop - at)[None, :]
                 a_block = tl.where(inside, a_block, negative_zeros(BLOCK_R, BLOCK_K))
+            if FMA:  # 16-bit operands are widened, or the tensor core would take them
+                a_block = a_block.to(tl.float32)
+                b_block = b_block.to(tl.float32)
             acc = tl.dot(a_block, b_block, acc, input_precision="ieee" if FMA else "tf32")
     return acc
 

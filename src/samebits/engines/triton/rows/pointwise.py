@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.engines.triton import functions
+from samebits.engines.triton import functions, functions64
 from samebits.engines.triton import functions_bf16 as bf16
 from samebits.engines.triton.launch import launch
 from samebits.engines.triton.rows.schedule import cdiv
@@ -14,6 +14,11 @@ from samebits.engines.triton.rows.tree import begin, overlaps
 
 #: Functions of one argument that have a kernel.
 FUNCTIONS = frozenset({"silu", "sigmoid", "gelu", "gelu_tanh"})
+#: With those whose kernels of torch have other bits than a CPU's: for the portable contracts.
+PORTABLE_FUNCTIONS = FUNCTIONS | {
+    "cos", "cube", "erf", "exp", "exp2", "expm1", "inverse_square", "log", "log1p", "reciprocal",
+    "rsqrt", "sin", "square", "square_root", "tanh",
+}  # fmt: skip
 #: A program has four warps. Eight elements a thread (16 bytes of bf16) reach the memory's speed;
 #: four, and so twice as many programs, are faster while there are fewer than `MANY` elements.
 WARPS, MANY = 4, 1 << 22
@@ -29,10 +34,48 @@ def apply(x, F: tl.constexpr):
         y = bf16.silu(v) if x.dtype == tl.bfloat16 else functions.silu(v)
     elif F == "gelu":
         y = bf16.gelu(v) if x.dtype == tl.bfloat16 else functions.gelu(v)
-    else:
-        tl.static_assert(F == "gelu_tanh")
+    elif F == "gelu_tanh":
         y = bf16.gelu_tanh(v) if x.dtype == tl.bfloat16 else functions.gelu_tanh(v)
+    else:
+        y = _portable(v, F)
     return y.to(x.dtype)
+
+
+@triton.jit
+def _portable(v, F: tl.constexpr):
+    """The other functions of `PORTABLE_FUNCTIONS`, fp32."""
+    if F == "exp":
+        y = functions.exp(v)
+    elif F == "exp2":
+        y = functions64.exp2(v)
+    elif F == "expm1":
+        y = functions64.expm1(v)
+    elif F == "log":
+        y = functions.log(v)
+    elif F == "log1p":
+        y = functions.log1p(v)
+    elif F == "tanh":
+        y = functions64.tanh(v)
+    elif F == "erf":
+        y = functions64.erf(v)
+    elif F == "sin":
+        y = functions64.sin(v)
+    elif F == "cos":
+        y = functions64.cos(v)
+    elif F == "rsqrt":
+        y = functions64.rsqrt(v)
+    elif F == "square_root":
+        y = tl.sqrt_rn(v)
+    elif F == "square":
+        y = v * v
+    elif F == "cube":
+        y = v * v * v
+    elif F == "reciprocal":
+        y = functions64.reciprocal(v)
+    else:
+        tl.static_assert(F == "inverse_square")
+        y = functions64.reciprocal(v * v)
+    return y
 
 
 @triton.jit
@@ -67,7 +110,7 @@ def block_for(elements: int) -> int:
 
 
 def unary(name: str, x: torch.Tensor) -> torch.Tensor:
-    """A function of `FUNCTIONS` of every element; strides as torch gives them."""
+    """A function of `PORTABLE_FUNCTIONS` of every element; strides as torch gives them."""
     y = torch.empty_like(x)
     if y.stride() != x.stride():  # not dense: gather it first
         x = y.copy_(x)

@@ -1,10 +1,11 @@
-// Matrix products. The tree is lanes(16) over k for every output; see gemm.hpp.
+// Matrix products. The tree is lanes(16) over k for every output, or a chain; see gemm.hpp.
 //
 // Loops, from the outside: task (rows of a unit x columns of a block), chunk of K, tile of rows,
 // panel of columns, step of 16 k. The accumulators of a task, 16 lanes for each output, wait in the
 // second-level cache between chunks; the last chunk folds and writes. x is packed once per unit, w
 // once per task, or read where it lies when few rows would share the packed copy.
-// Few rows against contiguous columns, and short K, have schedules of their own (gemm_columns.hpp).
+// Few rows against contiguous columns, and short K, have schedules of their own (gemm_columns.hpp). So has
+// the tree of one chain, which is computed for 32 columns side by side.
 #include "kernels/gemm_columns.hpp"
 #include "kernels/gemm_parts.hpp"
 
@@ -17,6 +18,15 @@ GemmPlan plan(const GemmArgs& g, int threads) {
   int64_t row_limit = max_(kRows, min_(kUnitRows, kUnitFloats / max_(1, 16 * p.steps)));
   p.row_units = max_(1, div_up(g.m, row_limit));
   p.unit_rows = div_up(g.m, p.row_units);
+  if (g.chain) {
+    const int64_t chunks = max_(1, div_up(p.steps, kChunk));
+    p.chunk = max_(1, div_up(p.steps, chunks));
+    p.cols = kCols;
+    p.col_blocks = div_up(g.n, kCols);
+    p.unit_floats = p.unit_rows * p.steps * 16;
+    p.scratch_floats = kCols * (p.unit_rows + 16 * p.chunk);
+    return p;
+  }
   int64_t tiles = div_up(p.unit_rows, kRows);
   p.stream = g.m <= kStreamRows && g.w_row == 1 && g.w_col != 1;
   p.across = g.n > 16 && g.k > 0 && !p.stream &&
@@ -149,12 +159,14 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   if (p.unit_floats == 0) packed = static_cast<const float*>(g.x) + u.batch * g.x_batch;
   Cut tiles = tiles_of(u.rows);
   PathChain paths[kUnitRows];
-  if (p.stream || p.across) tiles = {u.rows, 1};  // one piece of code walks all of k
+  const bool whole = g.chain || p.stream || p.across;  // one piece of code walks all of k
+  if (whole) tiles = {u.rows, 1};
   if (check)
     for (int64_t t = 0; t < tiles.parts; ++t) paths[t].start(check->seed, 16);
-  if (p.stream || p.across) {
-    int64_t end = p.stream ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
-                           : across(g, p, u, packed, w, n0, cols, scratch);
+  if (whole) {
+    int64_t end = g.chain    ? chain(g, p, u, packed, w, n0, cols, scratch)
+                  : p.stream ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
+                             : across(g, p, u, packed, w, n0, cols, scratch);
     if (check) {
       paths[0].extend(0, end);
       check->report(paths[0].digest() == check->expected, u.rows * cols);

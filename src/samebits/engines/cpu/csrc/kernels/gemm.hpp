@@ -1,4 +1,5 @@
-// out[b, m, n] = round(alpha * acc + beta * c[b, m, n]),  acc = lanes(16) over k of x[b, m, k] * w[b, n, k].
+// out[b, m, n] = round(alpha * acc + beta * c[b, m, n]),  acc over k of x[b, m, k] * w[b, n, k] along the tree
+// lanes(16), or along one chain, k ascending from +0.
 #pragma once
 #include <cstdint>
 
@@ -18,6 +19,7 @@ struct GemmArgs {
   int64_t out_batch, out_row, out_col;
   DType in_type, c_type, out_type;
   double alpha, beta;  // rounded to fp32 by the task, whose rounding mode is known; beta == 0: c is not read
+  bool chain;          // the tree: one chain, else lanes(16)
 };
 
 /// The schedule: how the problem is cut. None of it changes a bit.

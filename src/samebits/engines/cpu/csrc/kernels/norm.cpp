@@ -2,7 +2,9 @@
 
 #include <stdlib.h>
 
+#include "kernels/row_maps.hpp"
 #include "kernels/row_tree.hpp"
+#include "kernels/wide_softmax.hpp"
 #include "math.hpp"
 #include "vec64.hpp"
 
@@ -10,21 +12,6 @@ namespace samebits::SB_ISA {
 namespace {
 
 // ---- softmax ----
-
-/// The exact maximum; NaN is passed over (it reaches the result through the sum); -0 becomes +0.
-template <class T>
-float maximum(const T* x, int64_t n) {
-  F16 a[4] = {Max::identity(), Max::identity(), Max::identity(), Max::identity()};
-  int64_t k = 0;
-  for (; k + 64 <= n; k += 64)
-    for (int s = 0; s < 4; ++s) a[s] = vmax(load(x + k + 16 * s), a[s]);
-  for (; k + 16 <= n; k += 16) a[0] = vmax(load(x + k), a[0]);
-  if (k < n) {
-    const int part = static_cast<int>(n - k);
-    a[1] = select(m_first(part), vmax(load_part(x + k, part), a[1]), a[1]);
-  }
-  return Max::fold_lanes(vmax(vmax(a[0], a[1]), vmax(a[2], a[3]))) + 0.0f;
-}
 
 /// Sum of exp(x - m) along a row, keeping the terms in p unless that is null.
 template <class T>
@@ -44,13 +31,6 @@ struct Exponential {
   }
 };
 
-template <class T, class F>
-void map(T* out, int64_t n, F f) {
-  int64_t k = 0;
-  for (; k + 16 <= n; k += 16) store(out + k, f(k));
-  if (k < n) store_part(out + k, f.part(k, static_cast<int>(n - k)), static_cast<int>(n - k));
-}
-
 template <class T> struct Quotient {  // p / s
   const T* p;
   F16 s;
@@ -63,19 +43,6 @@ template <class T> struct ExpQuotient {  // exp(x - m) / s
   F16 operator()(int64_t k) const { return div(exp(sub(load(x + k), m)), s); }
   F16 part(int64_t k, int n) const { return div(exp(sub(load_part(x + k, n), m)), s); }
 };
-template <class T> struct LogShift {  // (x - m) - log s
-  const T* x;
-  F16 m, s;
-  F16 operator()(int64_t k) const { return sub(sub(load(x + k), m), s); }
-  F16 part(int64_t k, int n) const { return sub(sub(load_part(x + k, n), m), s); }
-};
-
-float log1(float x) {
-  float t[16];
-  store_f32(t, log(set1(x)));
-  return t[0];
-}
-
 // fp32 results hold the exponentials until they are divided; 16-bit results need a place for them.
 float* place_for_terms(float* out, float*) { return out; }
 template <class O>
@@ -101,6 +68,7 @@ float log_of_sum(const T* x, int64_t n, float m) {
 
 template <class T, class O>
 void softmax_rows(const NormArgs& a, int64_t r0, int64_t r1) {
+  if (a.wide) return wide_softmax_rows<T, O>(a, r0, r1);
   const T* x = static_cast<const T*>(a.x);
   O* out = static_cast<O*>(a.out);
   if (a.log) {
@@ -145,6 +113,12 @@ template <class T, class O>
 void token_logprob_rows(const NormArgs& a, int64_t r0, int64_t r1) {
   for (int64_t r = r0; r < r1; ++r) {
     const T* x = static_cast<const T*>(a.x) + r * a.stride;
+    if (a.wide) {
+      const RowPair p = row_pair(x, a.n, !a.ids);
+      const float l = log1(p.s);
+      store1(static_cast<O*>(a.out) + r, a.ids ? to_float(x[a.ids[r]]) - p.m - l : l + p.m);
+      continue;
+    }
     const float m = maximum(x, a.n);
     store1(static_cast<O*>(a.out) + r, to_float(x[a.ids[r]]) - m - log_of_sum(x, a.n, m));
   }
@@ -195,7 +169,7 @@ struct Affine {
   }
 };
 
-template <class T, class W, int R, bool centred>
+template <class Tree, class T, class W, int R, bool centred>
 void norm_rows(const NormArgs& a, int64_t r0) {
   const T* x = static_cast<const T*>(a.x) + r0 * a.stride;
   T* out = static_cast<T*>(a.out) + r0 * a.n;
@@ -203,10 +177,10 @@ void norm_rows(const NormArgs& a, int64_t r0) {
   float mean[R] = {}, square[R];
   Squares<T, R> squares{x, a.stride, {}, centred};
   if constexpr (centred) {
-    reduce_rows<Sum, R>(Total<T>{x, a.stride}, 0, a.n, mean);
+    Tree::template rows<Sum, R>(Total<T>{x, a.stride}, 0, a.n, mean);
     for (int r = 0; r < R; ++r) squares.mean[r] = set1(mean[r] /= n);
   }
-  reduce_rows<Sum, R>(squares, 0, a.n, square);
+  Tree::template rows<Sum, R>(squares, 0, a.n, square);
   for (int r = 0; r < R; ++r) {
     const float rstd = 1.0f / __builtin_sqrtf(square[r] / n + a.eps);
     if (a.mean) store1(a.mean + r0 + r, mean[r]);
@@ -220,8 +194,12 @@ void norm_rows(const NormArgs& a, int64_t r0) {
 template <class T, class W, bool centred>
 void norm_block(const NormArgs& a, int64_t r0, int64_t r1) {
   int64_t r = r0;
-  for (; r + 4 <= r1; r += 4) norm_rows<T, W, 4, centred>(a, r);
-  for (; r < r1; ++r) norm_rows<T, W, 1, centred>(a, r);
+  if (a.wide) {
+    for (; r < r1; ++r) norm_rows<WideTree, T, W, 1, centred>(a, r);
+    return;
+  }
+  for (; r + 4 <= r1; r += 4) norm_rows<NarrowTree, T, W, 4, centred>(a, r);
+  for (; r < r1; ++r) norm_rows<NarrowTree, T, W, 1, centred>(a, r);
 }
 
 template <bool centred>

@@ -14,11 +14,12 @@ struct NormArgs {
   const void* bias;
   float* mean;         // one per row, or null: where layer_norm puts its statistics
   float* rstd;
-  const int64_t* ids;  // token_logprob: one column per row
+  const int64_t* ids;  // token_logprob: one column per row; null: logsumexp (of the wide tree)
   int64_t rows, n, stride;
   float eps;
   DType in, to;
   bool same_type, log;
+  bool wide;           // the tree: see row_tree.hpp
 };
 
 /// x[outer, n, inner] contiguous, m and s[outer, inner]: the last pass of a softmax along n.

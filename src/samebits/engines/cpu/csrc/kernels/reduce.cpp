@@ -51,14 +51,14 @@ struct RowStep {
   }
 };
 
-template <class T, class K, int R>
+template <class Tree, class T, class K, int R>
 void rows(const ReduceArgs& a, int64_t u, int64_t k0, int64_t k1, float* out) {
   RowStep<T, K, R> step;
   for (int r = 0; r < R; ++r) {
     step.x[r] = static_cast<const T*>(a.x) + offset(a.kept, u + r);
     step.p[r] = a.param ? set1(a.param[u + r]) : zero();
   }
-  reduce_rows<typename K::Join, R>(step, k0, k1, out);
+  Tree::template rows<typename K::Join, R>(step, k0, k1, out);
 }
 
 /// Copies `count` elements of a row from logical index k into fp32.
@@ -79,17 +79,18 @@ void gather(const Dims& d, const T* x, int64_t k, int64_t count, float* to) {
   }
 }
 
-template <class T, class K>
+template <class Tree, class T, class K>
 float gathered_row(const ReduceArgs& a, int64_t u, int64_t k0, int64_t k1) {
   using J = typename K::Join;
   const T* x = static_cast<const T*>(a.x) + offset(a.kept, u);
-  float leaves[4 * kLeaf], value;  // an aligned group of four is a subtree
+  constexpr int64_t kGroup = Tree::kGroup;
+  float leaves[kGroup], value;
   RowStep<float, K, 1> step{{leaves}, {a.param ? set1(a.param[u]) : zero()}};
   Counter<J> counter;
-  for (int64_t k = k0; k < k1; k += 4 * kLeaf) {
-    const int64_t count = k1 - k < 4 * kLeaf ? k1 - k : 4 * kLeaf;
+  for (int64_t k = k0; k < k1; k += kGroup) {
+    const int64_t count = k1 - k < kGroup ? k1 - k : kGroup;
     gather(a.reduced, x, k, count, leaves);
-    reduce_rows<J, 1>(step, 0, count, &value);
+    Tree::template rows<J, 1>(step, 0, count, &value);
     counter.push(value);
   }
   return counter.total();
@@ -146,25 +147,30 @@ void columns(const ReduceArgs& a, int64_t u, int width, int64_t k0, int64_t k1, 
   }
 }
 
+template <class Tree, class T, class K>
+void rows_or_gathered(const ReduceArgs& a, int64_t u0, int64_t u1, int64_t k0, int64_t k1, float* out) {
+  if (a.reduced.count == 1 && (a.reduced.stride[0] == 1 || a.n == 1)) {
+    int64_t u = u0;
+    if (k1 - k0 < Tree::kGroup)
+      for (; u + 4 <= u1; u += 4) rows<Tree, T, K, 4>(a, u, k0, k1, out + (u - u0));
+    for (; u < u1; ++u) rows<Tree, T, K, 1>(a, u, k0, k1, out + (u - u0));
+  } else {
+    for (int64_t u = u0; u < u1; ++u) out[u - u0] = gathered_row<Tree, T, K>(a, u, k0, k1);
+  }
+}
+
 template <class T, Reduce op>
 void partial_of(const ReduceArgs& a, int64_t u0, int64_t u1, int64_t k0, int64_t k1, float* out) {
   using K = Take<op>;
-  if (a.columns) {
-    const int64_t inner = a.kept.size[a.kept.count - 1];
-    for (int64_t u = u0; u < u1;) {  // a block may not run over the end of the last kept axis
-      int64_t width = inner - u % inner;
-      if (width > kColumns) width = kColumns;
-      if (width > u1 - u) width = u1 - u;
-      columns<T, K>(a, u, static_cast<int>(width), k0, k1, out + (u - u0));
-      u += width;
-    }
-  } else if (a.reduced.count == 1 && (a.reduced.stride[0] == 1 || a.n == 1)) {
-    int64_t u = u0;
-    if (k1 - k0 < 4 * kLeaf)
-      for (; u + 4 <= u1; u += 4) rows<T, K, 4>(a, u, k0, k1, out + (u - u0));
-    for (; u < u1; ++u) rows<T, K, 1>(a, u, k0, k1, out + (u - u0));
-  } else {
-    for (int64_t u = u0; u < u1; ++u) out[u - u0] = gathered_row<T, K>(a, u, k0, k1);
+  if (a.wide) return rows_or_gathered<WideTree, T, K>(a, u0, u1, k0, k1, out);
+  if (!a.columns) return rows_or_gathered<NarrowTree, T, K>(a, u0, u1, k0, k1, out);
+  const int64_t inner = a.kept.size[a.kept.count - 1];
+  for (int64_t u = u0; u < u1;) {  // a block may not run over the end of the last kept axis
+    int64_t width = inner - u % inner;
+    if (width > kColumns) width = kColumns;
+    if (width > u1 - u) width = u1 - u;
+    columns<T, K>(a, u, static_cast<int>(width), k0, k1, out + (u - u0));
+    u += width;
   }
 }
 

@@ -32,6 +32,7 @@ struct ReduceArgs {
   Finish finish;
   DType in, to;
   Dims kept, reduced;  // coalesced; `reduced` in row-major logical order is the one reduced axis
+  bool wide;           // the tree: see row_tree.hpp
   bool columns;        // vectorise across outputs: the reduced axis is strided, the last kept is not
 };
 

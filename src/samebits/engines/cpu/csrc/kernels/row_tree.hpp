@@ -2,6 +2,8 @@
 // inside a leaf (lane = index mod 16), each from the identity upwards; lanes folded 8-4-2-1; leaves
 // folded pairwise like a binary counter. Nothing else decides bits, so which leaves or rows run
 // together, in which thread, and where the reduced axis lies in memory are free.
+//
+// WideTree is the tree that GPUs have: leaves of 8192, 1024 lanes, neighbouring lanes folded first.
 #pragma once
 #include "vec.hpp"
 
@@ -115,5 +117,51 @@ static inline void reduce_rows(const Step& step, int64_t k0, int64_t k1, float* 
   }
   for (int r = 0; r < R; ++r) out[r] = counter[r].total();
 }
+
+/// Elements [k, k + count) of a row, at most a leaf, along the wide tree. Lanes without an element
+/// hold the identity, which changes nothing.
+template <class J, class Step>
+static inline float wide_leaf(const Step& step, int row, int64_t k, int64_t count) {
+  constexpr int64_t kLanes = 1024;
+  float lanes[2][kLanes];
+  int64_t width = 16;
+  while (width < count && width < kLanes) width *= 2;
+  for (int64_t v = 0; v < width; v += 64) {
+    F16 a[4] = {J::identity(), J::identity(), J::identity(), J::identity()};
+    for (int64_t c = v; c < count; c += kLanes)
+      for (int u = 0; u < 4; ++u) {
+        const int64_t at = c + 16 * u;
+        if (at + 16 <= count) a[u] = step(a[u], row, k + at);
+        else if (at < count) a[u] = step.part(a[u], row, k + at, static_cast<int>(count - at));
+      }
+    for (int u = 0; u < 4; ++u) store_f32(lanes[0] + v + 16 * u, a[u]);
+  }
+  const float* from = lanes[0];
+  for (float* to = lanes[1]; width > 1; from = to, to = lanes[to == lanes[1] ? 0 : 1]) {
+    width /= 2;
+    for (int64_t i = 0; i < width; ++i) to[i] = J::join(from[2 * i], from[2 * i + 1]);
+  }
+  return *from;
+}
+
+struct NarrowTree {
+  static constexpr int64_t kGroup = 4 * kLeaf;  // whole leaves that are a subtree
+  template <class J, int R, class Step>
+  static void rows(const Step& step, int64_t k0, int64_t k1, float* out) { reduce_rows<J, R>(step, k0, k1, out); }
+};
+
+struct WideTree {
+  static constexpr int64_t kGroup = 8192;
+  /// As reduce_rows.
+  template <class J, int R, class Step>
+  static void rows(const Step& step, int64_t k0, int64_t k1, float* out) {
+    for (int r = 0; r < R; ++r) {
+      Counter<J> counter;
+      for (int64_t k = k0; k < k1; k += kGroup)
+        counter.push(wide_leaf<J>(step, r, k, k1 - k < kGroup ? k1 - k : kGroup));
+      out[r] = counter.total();
+    }
+  }
+};
 
 }  // namespace samebits::SB_ISA
