@@ -12,6 +12,7 @@ ROOT = Path(samebits.__file__).parent
 LAYERS: list[set[str]] = [
     {
         "cli",
+        "cli_compare",
         "cli_explain",
         "cli_plan",
         "cli_receipts",

@@ -7,7 +7,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from samebits import cli_explain, cli_plan, cli_receipts, cli_replay, cli_reveal, cli_status
+from samebits import (
+    cli_compare,
+    cli_explain,
+    cli_plan,
+    cli_receipts,
+    cli_replay,
+    cli_reveal,
+    cli_status,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +34,8 @@ app.command("explain")(cli_explain.explain)
 app.command("replay")(cli_replay.replay)
 app.command("reveal")(cli_reveal.reveal)
 app.command("status")(cli_status.status)
+app.command("record")(cli_compare.record)
+app.command("compare")(cli_compare.compare)
 
 
 def _version(wanted: bool) -> None:
@@ -247,7 +257,7 @@ def contract(
     k: Annotated[int | None, typer.Option(help="length of the reduction axis")] = None,
     head_dim: Annotated[int | None, typer.Option(help="D of attention")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, tf32, e4m3")] = "bf16",
-    device: Annotated[str, typer.Option(help="cpu or sm_90")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, sm_90 or portable")] = "cpu",
     svg: Annotated[Path | None, typer.Option(help="write the drawing to this file")] = None,
 ) -> None:
     """Show what decides the bits of an operation: its contract and its reduction tree."""

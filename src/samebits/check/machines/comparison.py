@@ -1,0 +1,182 @@
+"""Two records, case by case: equal, explained by their contracts, or a defect of one machine.
+
+Contracts are evaluated here, on a CPU, at the sampled results. So a difference between two
+machines is not a matter of tolerance: a machine either has the bits of its contract, or it does
+not, and it is said which one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from samebits import bits
+from samebits.check.machines.cases import DTYPES, Case, cases
+from samebits.check.machines.record import Entry, Record
+from samebits.contract import Contract, parse
+from samebits.errors import ContractError, SettingError
+
+Verdict = Literal["equal", "explained", "defect", "missing"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One case of two machines.
+
+    Attributes:
+        name: of the case.
+        verdict: "equal": the same bits. "explained": other bits, because the contracts are
+            different ones, and each machine has the bits of its own. "defect": a machine does not
+            have the bits of its contract. "missing": one machine has no result.
+        why: one sentence.
+        apart: the largest difference between two sampled results.
+        allowed: what the certified intervals of both contracts allow at that place.
+    """
+
+    name: str
+    verdict: Verdict
+    why: str
+    apart: float = 0.0
+    allowed: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All cases.
+
+    Attributes:
+        first, second: what the machines are.
+        lines: a line a case.
+    """
+
+    first: str
+    second: str
+    lines: tuple[Line, ...] = field(default=())
+
+    @property
+    def exit_status(self) -> int:
+        """1 if there is a defect or nothing was compared, else 0."""
+        found = {line.verdict for line in self.lines}
+        return int("defect" in found or not found & {"equal", "explained"})
+
+    def count(self, verdict: Verdict) -> int:
+        """How many cases have this verdict."""
+        return sum(line.verdict == verdict for line in self.lines)
+
+
+def compare(first: Record, second: Record) -> Comparison:
+    """What two records say together.
+
+    Raises:
+        SettingError: they have no case in common, or a contract in them cannot be read.
+    """
+    theirs = {e.name: e for e in second.entries}
+    known = {c.name: c for name in (first.family, second.family) for c in cases(name)}
+    if not any(e.name in theirs for e in first.entries):
+        raise SettingError("the records have no case in common")
+    lines = []
+    for entry in first.entries:
+        other = theirs.pop(entry.name, None)
+        if other is None:
+            lines.append(Line(entry.name, "missing", "only the first machine has it"))
+        else:
+            lines.append(_line(entry, other, known.get(entry.name)))
+    lines += [Line(name, "missing", "only the second machine has it") for name in theirs]
+    return Comparison(_named(first), _named(second), tuple(lines))
+
+
+def _named(record: Record) -> str:
+    about = record.environment
+    chip = about.get("device") or about.get("processor") or record.device_class
+    return f"{chip}, {record.device_class}, {record.family} contracts"
+
+
+def _line(a: Entry, b: Entry, case: Case | None) -> Line:
+    if a.refused or b.refused:
+        which = "both machines" if a.refused and b.refused else f"the {_ordinal(bool(b.refused))}"
+        return Line(a.name, "missing", f"refused by {which}: {a.refused or b.refused}")
+    if a.shape != b.shape or len(a.sample) != len(b.sample):
+        return Line(a.name, "defect", f"results of shapes {a.shape} and {b.shape}")
+    if a.digest == b.digest:
+        return Line(a.name, "equal", "the same bits")
+    contracts = _contract(a), _contract(b)
+    if case is None or contracts[0] is None or contracts[1] is None:
+        if a.contract == b.contract:
+            return Line(a.name, "defect", "one arithmetic, different bits")
+        raise SettingError(f"{a.name}: this release cannot evaluate it, use that of the records")
+    return _different(a, b, case, (contracts[0], contracts[1]))
+
+
+def _contract(entry: Entry) -> Contract | None:
+    try:
+        return parse(entry.contract) if entry.contract else None
+    except ContractError as error:
+        raise SettingError(f"{entry.name}: {error}") from None
+
+
+def _different(a: Entry, b: Entry, case: Case, contracts: tuple[Contract, Contract]) -> Line:
+    """Two results with different bits, held to their contracts at the sample."""
+    wrong = []
+    for entry, contract, which in zip((a, b), contracts, (False, True), strict=True):
+        if problem := _problem(entry, case, contract):
+            wrong.append(f"the {_ordinal(which)} {problem}")
+    x, y = _values(a, case), _values(b, case)
+    apart = np.abs(x - y)
+    worst = int(np.nanargmax(np.where(np.isfinite(apart), apart, -1)))
+    widths = sum(case.interval(c, "contract").width.flatten()[worst] for c in contracts)
+    distance = float(apart[worst]), float(widths)
+    if wrong:
+        return Line(a.name, "defect", "; ".join(wrong), *distance)
+    if contracts[0] == contracts[1]:
+        why = "one contract, different bits; the sampled ones are right on both machines"
+        return Line(a.name, "defect", why, *distance)
+    return Line(a.name, "explained", f"{_what(*contracts)}; each has its own bits", *distance)
+
+
+def _problem(entry: Entry, case: Case, contract: Contract) -> str:
+    """What is wrong with a machine's sample, or ""."""
+    right = case.evaluated(contract)
+    assert isinstance(right, torch.Tensor)
+    expected = bits.view(right).flatten().numpy()
+    found = _words(entry, case)
+    departs = np.flatnonzero(expected != found)
+    if not len(departs):
+        return ""
+    within = case.interval(contract, "any")
+    values = _values(entry, case).reshape(within.first.shape)
+    inside = (within.low <= values) & (values <= within.high)
+    outside = departs[~inside.flatten()[departs]]
+    if len(outside):
+        return f"is outside what any order of additions gives ({len(outside)} of {len(found)})"
+    return f"does not have its contract's bits ({len(departs)} of {len(found)} sampled)"
+
+
+def _words(entry: Entry, case: Case) -> np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]:
+    small = case.dtype != "fp32"
+    unsigned = np.array(entry.sample, np.uint32).astype(np.uint16 if small else np.uint32)
+    return unsigned.view(np.int16 if small else np.int32)
+
+
+def _values(entry: Entry, case: Case) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    words = torch.from_numpy(_words(entry, case).copy())
+    return np.asarray(words.view(DTYPES[case.dtype]).double().numpy())
+
+
+def _what(a: Contract, b: Contract) -> str:
+    """Where two contracts part."""
+    return ", ".join(_parts(a, b)) or "other contracts"
+
+
+def _parts(a: Contract, b: Contract) -> Iterator[str]:
+    for mine, other in zip(a.text.splitlines(), b.text.splitlines(), strict=False):
+        if mine != other:
+            name, _, value = mine.partition(": ")
+            yield f"{name} {value} against {other.partition(': ')[2]}"
+
+
+def _ordinal(second: bool) -> str:
+    return "second machine" if second else "first machine"
