@@ -8,8 +8,16 @@ multiplying with its reciprocal, and tables of floats are made with other formul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import torch
+
+from samebits.engines.cpu import DTYPE_CODE
+from samebits.mode import coverage
+from samebits.mode.fallback import Stock, refuse
+from samebits.mode.table import Kind
+from samebits.ops import pointwise
 
 Kernel = Callable[..., Any]
 
@@ -31,3 +39,136 @@ BOTH = frozenset(_BOTH.split())
 ON_CPU = BOTH | frozenset(_POLYNOMIALS.split())
 #: Exact for any one device only.
 _TABLES = frozenset({"fft_fftfreq", "fft_rfftfreq", "linspace", "logspace", "range"})
+_WHY = "a CPU and a GPU would give it different bits"
+_REMEDY = (
+    'Rewrite it with operations that are portable (docs/portable.md), compute it under contract="'
+    'device", or accept it with samebits.enable(contract="portable", allow=["{op}"])'
+)
+
+
+class Unportable:
+    """In the place of a kernel that is not portable. Integers and truth values pass."""
+
+    def __init__(self, name: str, kernel: Kernel) -> None:
+        self.__name__ = f"unportable {name}"
+        self._name, self._kernel = name, kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype")
+        if _rounds(args) or _rounds(kwargs.values()) or (dtype and dtype.is_floating_point):
+            op = f"aten::{self._name}"
+            refuse(op, _WHY, remedy=_REMEDY.format(op=op.partition(".")[0]))
+        return self._kernel(*args, **kwargs)
+
+
+def _rounds(values: Iterable[Any]) -> bool:
+    """Whether a tensor of floats, or a list with one, is among the arguments."""
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            if x.is_floating_point() or x.is_complex():
+                return True
+        elif isinstance(x, (list, tuple)) and _rounds(x):
+            return True
+    return False
+
+
+class Table(Unportable):
+    """In the place of a function that makes a table of numbers, which may be floats."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        numbers = [x for x in args if isinstance(x, float)]
+        whole = dtype.is_floating_point and all(x.is_integer() for x in numbers)
+        exact = self._name.startswith("arange") and (whole or not numbers)
+        if not exact and dtype.is_floating_point:
+            op = f"aten::{self._name}"
+            refuse(op, _WHY, remedy=_REMEDY.format(op=op.partition(".")[0]))
+        return self._kernel(*args, **kwargs)
+
+
+def layer(
+    overrides: Mapping[tuple[str, str], Kernel], devices: Iterable[str]
+) -> dict[tuple[str, str], Kernel]:
+    """What stands above the overrides and refusals, by (qualified schema, dispatch key).
+
+    Args:
+        overrides: the overrides of every contract, by (schema, key).
+        devices: "CPU", and "CUDA" where there is a GPU.
+    """
+    found: dict[tuple[str, str], Kernel] = {}
+    for key in devices:
+        portable = ON_CPU if key == "CPU" else BOTH
+        mine = frozenset(name for name, k in overrides if k in (key, f"Autograd{key}"))
+        for (name, k), kernel in overrides.items():
+            if k in (key, f"Autograd{key}") and coverage.base_name(name) not in portable:
+                found[(f"aten::{name}", k)] = Unportable(name, kernel)
+        for name in coverage.schemas(key):
+            base = coverage.base_name(name)
+            if name in mine or not coverage.has_kernel(name, key):
+                continue
+            if base in _TABLES or base == "arange":
+                found[(f"aten::{name}", key)] = Table(name, Stock(name, key))
+            elif coverage.classify(name, mine, key).kind is Kind.TESTED:
+                found[(f"aten::{name}", key)] = Unportable(name, Stock(name, key))
+        if key == "CUDA":
+            found.update(_on_gpu())
+    return found
+
+
+# ---- what a GPU computes by our kernels, under these contracts alone -----------------------------
+
+#: aten name -> the function of `samebits.ops`.
+_ON_GPU = (
+    "cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "rsqrt", "sin", "sqrt", "tanh",
+)  # fmt: skip
+#: Exponents that are products, roots and quotients.
+_EXPONENTS = {
+    2.0: "square", 3.0: "cube", 0.5: "square_root", -0.5: "rsqrt", -1.0: "reciprocal",
+    -2.0: "inverse_square",
+}  # fmt: skip
+
+
+def _on_gpu() -> dict[tuple[str, str], Kernel]:
+    found: dict[tuple[str, str], Kernel] = {}
+    for name in _ON_GPU:
+        found[(f"aten::{name}", "CUDA")] = _function(name, Stock(name, "CUDA"))
+    found[("aten::pow.Tensor_Scalar", "CUDA")] = _power(Stock("pow.Tensor_Scalar", "CUDA"))
+    found[("aten::div.Tensor", "CUDA")] = _quotient(Stock("div.Tensor", "CUDA"))
+    return found
+
+
+def _function(name: str, original: Kernel) -> Kernel:
+    def function(self: torch.Tensor) -> Any:
+        if self.dtype in DTYPE_CODE:
+            return getattr(pointwise, name)(self.detach())
+        return Unportable(name, original)(self)
+
+    return function
+
+
+def _power(original: Kernel) -> Kernel:
+    from samebits.ops.pointwise import cuda
+
+    def power(self: torch.Tensor, exponent: Any) -> Any:
+        if self.dtype in DTYPE_CODE and exponent == 1:
+            return self.clone()
+        kernel = _EXPONENTS.get(exponent) if not isinstance(exponent, complex) else None
+        if self.dtype in DTYPE_CODE and kernel is not None:
+            return cuda.unary("pow", kernel, self.detach())
+        return Unportable("pow.Tensor_Scalar", original)(self, exponent)
+
+    return power
+
+
+def _quotient(original: Kernel) -> Kernel:
+    def quotient(self: torch.Tensor, other: torch.Tensor) -> Any:
+        if not other.is_cpu:
+            return original(self, other)
+        # torch would multiply by the reciprocal of a number. A tensor is divided by.
+        dtype = torch.result_type(self, other)
+        if dtype not in DTYPE_CODE:
+            return original(self, other)
+        wide = torch.full((), other.item(), dtype=torch.float32, device=self.device)
+        return original(self.to(torch.float32), wide).to(dtype)
+
+    return quotient
