@@ -13,6 +13,7 @@ from samebits.bits import equal, view
 from samebits.contract import portable_linear
 from samebits.engines import family
 from samebits.errors import SettingError, UncoveredError
+from samebits.mode import portable as portable_mode
 from samebits.models import tiny
 
 PROMPT = b"ROMEO:\nBut soft, what light"
@@ -94,3 +95,28 @@ def test_promises_hold_as_ever(portable: None, dtype: torch.dtype) -> None:
     steps = [model(torch.tensor([[byte]]), cache)[0, 0] for byte in PROMPT]
     assert equal(torch.stack(steps), alone[0])
     assert not view(alone).eq(0).all()
+
+
+def test_what_a_gpu_gets_besides() -> None:
+    """Forms that write into a tensor are covered like the others: torch divides by numbers there
+    by their reciprocals."""
+    if torch.version.cuda is None:
+        pytest.skip("this torch has no kernels for a GPU")
+    found = portable_mode._on_gpu()
+    assert {"exp", "exp_", "exp.out", "div.Tensor", "div_.Tensor", "div.out"} <= set(found)
+    assert {"pow.Tensor_Scalar", "pow_.Scalar", "rsqrt_", "sqrt.out"} <= set(found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_elementwise_on_a_gpu_has_the_bits_of_a_cpu(portable: None) -> None:
+    x = torch.randn(5000)
+    for call in (
+        lambda x: x / 3,
+        lambda x: x.clone().div_(7),
+        lambda x: x.bfloat16() / 3,
+        lambda x: x.pow(2).mean(-1),
+        lambda x: torch.rsqrt(x.abs() + 1e-6),
+        lambda x: torch.exp_(x.clone()),
+        lambda x: torch.tanh(x) * torch.sin(100 * x),
+    ):
+        assert equal(call(x.cuda()).cpu(), call(x))

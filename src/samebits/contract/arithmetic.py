@@ -130,18 +130,13 @@ def hopper_mma(input: str) -> BlockFma:
     """The tensor cores of sm_90 (H100, H200) with fp32 accumulators.
 
     bf16, fp16: blocks of 16; tf32: blocks of 8; e4m3, e5m2 (wgmma only): blocks of 32, a grid of 13
-    bits, results of 14 significant bits. Source: the models of Khattak and Mikaitis ("Accurate
-    models of NVIDIA tensor cores", arXiv 2512.07004) and of MMA-Sim (arXiv 2511.10909). Everything,
-    also floor, zeros, NaN, Inf, subnormals and overflow, is checked against an H200's own outputs
-    (tests/contract/h200.npz).
+    bits, results of 14 significant bits. The numbers, and those of other chips, are data:
+    `samebits.contract.devices`. Everything, also floor, zeros, NaN, Inf, subnormals and overflow,
+    is checked against an H200's own outputs (tests/contract/h200.npz).
 
     Raises:
         ContractError: another input type.
     """
-    if input in ("bf16", "fp16"):
-        return BlockFma("hopper_mma", input, block=16, fraction=25)
-    if input == "tf32":
-        return BlockFma("hopper_mma", input, block=8, fraction=25)
-    if input in ("e4m3", "e5m2"):
-        return BlockFma("hopper_mma", input, block=32, fraction=13, significand=14)
-    raise ContractError(f"hopper_mma({input!r}): use bf16, fp16, tf32, e4m3 or e5m2")
+    from samebits.contract.devices import arithmetic_of
+
+    return arithmetic_of("sm_90", input)

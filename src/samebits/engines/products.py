@@ -19,8 +19,6 @@ from samebits.engines.triton.linear.schedule import GemmSchedule
 _TRIED = 10
 #: From so many rows on tiles of any width are the default, and are tried.
 _FROM = 65
-#: So many rows fill a tile of the chains of fma.
-_FMA_FROM = 17
 
 
 def default(key: ScheduleKey, bucket: int) -> Schedule:
@@ -30,8 +28,7 @@ def default(key: ScheduleKey, bucket: int) -> Schedule:
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
     if _by_fma(key):
-        least, most = _rows(bucket)
-        return fma.choose(most, key.n or 1) if least >= _FMA_FROM else triton.default(key, bucket)
+        return fma.choose(_rows(bucket)[1], key.n or 1)
     tiles = _tiles(key, bucket, 1)
     return tiles[0] if tiles else triton.default(key, bucket)
 
@@ -43,7 +40,10 @@ def general(key: ScheduleKey, bucket: int) -> GemmSchedule:
 
 def candidates(key: ScheduleKey, bucket: int) -> tuple[Schedule, ...]:
     """Schedules that a tuner should time for a bucket of rows: all have the same bits."""
-    own = fma.TILES if _by_fma(key) else _tiles(key, bucket, _TRIED)
+    if not _by_fma(key):
+        return (*_tiles(key, bucket, _TRIED), *triton.candidates(key, bucket))
+    most = _rows(bucket)[1]
+    own = fma.few(most, key.n or 1) if most <= fma.FEW else fma.TILES
     return (*own, *triton.candidates(key, bucket))
 
 

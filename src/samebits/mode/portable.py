@@ -15,6 +15,7 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.mode import coverage
+from samebits.mode.derive import Schemas, inplace_form, out_form
 from samebits.mode.fallback import Stock, refuse
 from samebits.mode.table import Kind
 from samebits.ops import pointwise
@@ -39,6 +40,8 @@ BOTH = frozenset(_BOTH.split())
 ON_CPU = BOTH | frozenset(_POLYNOMIALS.split())
 #: Exact for any one device only.
 _TABLES = frozenset({"fft_fftfreq", "fft_rfftfreq", "linspace", "logspace", "range"})
+#: Quotients of numbers before they are rounded to whole ones.
+_ROUNDED = frozenset({"div.Tensor_mode", "div.out_mode", "div_.Tensor_mode"})
 _WHY = "a CPU and a GPU would give it different bits"
 _REMEDY = (
     'Rewrite it with operations that are portable (docs/portable.md), compute it under contract="'
@@ -108,10 +111,10 @@ def layer(
                 continue
             if base in _TABLES or base == "arange":
                 found[(f"aten::{name}", key)] = Table(name, Stock(name, key))
-            elif coverage.classify(name, mine, key).kind is Kind.TESTED:
+            elif name in _ROUNDED or coverage.classify(name, mine, key).kind is Kind.TESTED:
                 found[(f"aten::{name}", key)] = Unportable(name, Stock(name, key))
         if key == "CUDA":
-            found.update(_on_gpu())
+            found.update({(f"aten::{name}", key): fn for name, fn in _on_gpu().items()})
     return found
 
 
@@ -128,12 +131,20 @@ _EXPONENTS = {
 }  # fmt: skip
 
 
-def _on_gpu() -> dict[tuple[str, str], Kernel]:
-    found: dict[tuple[str, str], Kernel] = {}
-    for name in _ON_GPU:
-        found[(f"aten::{name}", "CUDA")] = _function(name, Stock(name, "CUDA"))
-    found[("aten::pow.Tensor_Scalar", "CUDA")] = _power(Stock("pow.Tensor_Scalar", "CUDA"))
-    found[("aten::div.Tensor", "CUDA")] = _quotient(Stock("div.Tensor", "CUDA"))
+def _on_gpu() -> dict[str, Kernel]:
+    """By schema, with the forms that write into a tensor."""
+    found = {name: _function(name, Stock(name, "CUDA")) for name in _ON_GPU}
+    found["pow.Tensor_Scalar"] = _power(Stock("pow.Tensor_Scalar", "CUDA"))
+    found["div.Tensor"] = _quotient(Stock("div.Tensor", "CUDA"))
+    schemas = Schemas()
+    for name, fn in list(found.items()):
+        for form, schema in schemas.derived(name):
+            if not coverage.has_kernel(form, "CUDA"):
+                continue
+            if any(a.is_out for a in schema.arguments):
+                found[form] = out_form(form, schema, fn, "CUDA")
+            else:
+                found[form] = inplace_form(form, fn, "CUDA")
     return found
 
 

@@ -9,6 +9,9 @@ shares, with two exceptions. Skinny weights with a long K do not fill the chip a
 together. Block-scaled fp8 gets `segment(128)`, one leaf a scale. Rows have one tree for every
 length, `segment(8192) of lanes(1024, neighbours) folded pairwise`.
 
+**Other chips** are described, not run: a product has a chain in their arithmetic
+(`samebits.contract.devices`). The accelerator on paper has a plan of its own, too.
+
 **exact** is a class of its own: the exact sum, rounded once, on any device (`contract.exact`).
 
 **portable.** What every device computes alike: see `samebits.contract.portable`.
@@ -23,6 +26,7 @@ from samebits.contract import (
     CUDA_FMA,
     IEEE_FMA,
     PORTABLE,
+    Arithmetic,
     AttentionContract,
     Chain,
     Contract,
@@ -34,6 +38,7 @@ from samebits.contract import (
     Segment,
     Split,
     Tree,
+    devices,
     hopper_attention,
     hopper_mma,
     parse_tree,
@@ -44,6 +49,7 @@ from samebits.contract import (
 from samebits.contract.linear import ACTIVATIONS
 from samebits.contract.operands import OUTPUTS, SCALE_BLOCK, dtype_name
 from samebits.contract.rows import HOPPER_ROW_TREE, LEAF_FORMULAS
+from samebits.engines.paper.schedule import tree_of as paper_tree
 from samebits.errors import ContractError
 
 LinearOp = Literal[
@@ -64,8 +70,8 @@ OPS = LINEAR_OPS | ATTENTION_OPS | ROW_OPS
 DEVICES = ("cpu", "sm_90", PORTABLE)
 #: In the place of a device class: the exact contracts, which all devices share.
 EXACT = "exact"
-#: What else the same device classes are called.
-_DEVICE_ALIASES = {"h100": "sm_90", "h200": "sm_90", "sm_90a": "sm_90"}
+#: What else a device class is called, besides the names of its chips.
+_DEVICE_ALIASES = {"sm_90a": "sm_90"}
 
 #: Streaming multiprocessors of the largest sm_90 part, and the columns of its smallest good tile.
 _HOPPER_SMS, _HOPPER_TILE = 132, 64
@@ -141,8 +147,9 @@ def contract_of(
         tree: for matrix products on a GPU: another tree than the device class's own, e.g.
             "balanced(8)" for weights that tensor-parallel ranks share, or "segment(512)".
         scaling: for fp8: "block" (the default), "row" or "none"; see `LinearContract`.
-        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200"); or what all of
-            them share: "portable", or "exact", the contract without a tree.
+        device: the device class: "cpu" or "sm_90" (also called "h100" or "h200"); another chip that
+            is described (`contract.devices`: "v100", "a100", "ada", "b200"); or what all of them
+            share: "portable", or "exact", the contract without a tree.
 
     Returns:
         A frozen contract with .text, .id, .tree, .arithmetic, .render() and .evaluate().
@@ -182,7 +189,7 @@ def natural_output(dtype: str) -> str:
 def device_class_of(device: str) -> str:
     """A device class by its own name, e.g. "sm_90" for "H200"."""
     name = str(device).lower()
-    return _DEVICE_ALIASES.get(name, name)
+    return _DEVICE_ALIASES.get(name) or devices.aliases().get(name, name)
 
 
 @lru_cache(maxsize=4096)
@@ -195,8 +202,9 @@ def contract_for(key: ContractKey) -> Contract:
         raise ContractError(f"no contract for operation {key.op!r}: use one of {sorted(OPS)}")
     if key.device == EXACT:
         return _exact(key)
-    if key.device not in DEVICES:
-        raise ContractError(f"no contracts for device class {key.device!r}: use one of {DEVICES}")
+    if key.device not in DEVICES and key.device not in devices.described():
+        known = sorted({*DEVICES, *devices.described()})
+        raise ContractError(f"no contracts for device class {key.device!r}: use one of {known}")
     for name in ("n", "k", "head_dim", "value_dim"):
         size = getattr(key, name)
         if size is not None and size < 0:
@@ -205,6 +213,8 @@ def contract_for(key: ContractKey) -> Contract:
         key.op not in LINEAR_OPS or key.activation not in ACTIVATIONS
     ):
         raise ContractError(f"{key.op}: no contract fuses activation {key.activation!r}")
+    if key.device not in DEVICES:
+        return _described(key)
     if key.op in LINEAR_OPS:
         return _linear(key)
     if key.tree is not None or key.scaling is not None:
@@ -212,6 +222,31 @@ def contract_for(key: ContractKey) -> Contract:
     if key.op in ATTENTION_OPS:
         return _attention(key)
     return _row(key)
+
+
+def _described(key: ContractKey) -> Contract:
+    """The contract on a chip of which there is a description, and no kernel."""
+    if key.device == devices.PAPER and key.op in ATTENTION_OPS:
+        unit = devices.arithmetic_of(key.device, key.dtype)
+        return AttentionContract(
+            unit, key.dtype, key.out_dtype, positions="absolute", maximum="ceil(64)",
+            exp2="poly(4)",
+        )  # fmt: skip
+    if key.device == devices.PAPER and key.op in ROW_OPS:
+        return portable_row(key.op, key.dtype, key.out_dtype)
+    if key.op not in LINEAR_OPS or key.out_dtype not in OUTPUTS:
+        raise _no(key, "of this class products are described, with fp32, bf16 and fp16 results")
+    if key.n is None or key.k is None:
+        raise ContractError(f"{key.op} on {key.device}: give n and k, they decide the tree")
+    tree: Tree = Chain()
+    if key.tree is not None:
+        tree = parse_tree(key.tree)
+    elif key.device == devices.PAPER:
+        tree = paper_tree(key.n, key.k)
+    fp32 = key.dtype == "fp32" and key.device != devices.PAPER
+    step: Arithmetic = CUDA_FMA if fp32 else devices.arithmetic_of(key.device, key.dtype)
+    epilogue = ("alpha", "bias", *(() if key.activation is None else (key.activation,)))
+    return LinearContract(tree, step, key.dtype, key.out_dtype, epilogue=epilogue)
 
 
 def _no(key: ContractKey, remedy: str) -> ContractError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 
+from samebits.contract.devices import PAPER, described
 from samebits.engines.schedule import Schedule, ScheduleKey
 from samebits.errors import ContractError
 
@@ -22,6 +23,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+#: What the accelerator on paper has schedules for.
+_ON_PAPER, _PAPER = ("linear", "attention"), "samebits.engines.paper.schedule"
+
 
 def default_at(key: ScheduleKey, bucket: int) -> Schedule:
     """The analytical default of a bucket: a pure function of the key.
@@ -31,20 +35,20 @@ def default_at(key: ScheduleKey, bucket: int) -> Schedule:
     """
     if not has_schedules(key):
         raise ContractError(f"{key} has no schedules: {sorted(FAMILIES)} on a GPU have")
-    schedule: Schedule = import_module(_modules(key.op)[0]).default(key, bucket)
+    schedule: Schedule = import_module(_module(key)).default(key, bucket)
     return schedule
 
 
 def general_at(key: ScheduleKey, bucket: int) -> Schedule:
     """The schedule of a kernel that takes all operands of the key. Errors as `default_at`."""
-    module = import_module(_modules(key.op)[0])
+    module = import_module(_module(key))
     schedule: Schedule = getattr(module, "general", module.default)(key, bucket)
     return schedule
 
 
 def candidates_at(key: ScheduleKey, bucket: int) -> list[Schedule]:
     """What a tuner should try in a bucket, each once, the default first. Errors as `default_at`."""
-    module = import_module(_modules(key.op)[0])
+    module = import_module(_module(key))
     return list(dict.fromkeys([module.default(key, bucket), *module.candidates(key, bucket)]))
 
 
@@ -55,7 +59,7 @@ def schedule_kinds(ops: Iterable[str]) -> dict[str, type[Schedule]]:
         ContractError: a family is not known.
     """
     for op in sorted(ops):
-        for module in _modules(op):
+        for module in (*_modules(op), _PAPER):
             import_module(module)
     found: dict[str, type[Schedule]] = {}
     stack: list[type[Schedule]] = [Schedule]
@@ -68,7 +72,15 @@ def schedule_kinds(ops: Iterable[str]) -> dict[str, type[Schedule]]:
 
 def has_schedules(key: ScheduleKey) -> bool:
     """Whether kernels with schedules exist for the key; the CPU engine has none."""
-    return key.device != "cpu" and key.op in FAMILIES
+    if key.device == PAPER:
+        return key.op in _ON_PAPER
+    on_paper_only = key.device in described() and key.device != "sm_90"
+    return key.device != "cpu" and not on_paper_only and key.op in FAMILIES
+
+
+def _module(key: ScheduleKey) -> str:
+    """Where the schedules of a key come from."""
+    return _PAPER if key.device == PAPER else _modules(key.op)[0]
 
 
 def _modules(op: str) -> tuple[str, ...]:

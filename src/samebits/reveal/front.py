@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.contract.arithmetic import BlockFma, hopper_mma
+from samebits.contract import devices
+from samebits.contract.arithmetic import BlockFma
 from samebits.errors import RevealError
 from samebits.reveal.arithmetic import Finding, findings
 from samebits.reveal.operand import Operand, PositiveBox, SignedBox, called, checksum, same_bits
@@ -304,7 +305,10 @@ def explain(
     known: list[BlockFma | None] = [None]
     if tree.block > 1:
         name = "tf32" if request.dtype == "tf32" else request.type_name
-        known = [hopper_mma(name)] if name in ("tf32", "bf16", "fp16") else []
+        steps = (c.arithmetic.get(name) for c in devices.described().values() if not c.machine)
+        # Hopper's and Blackwell's step is one, by two names: the chip at hand is asked first.
+        found = {s for s in steps if s is not None}
+        known = [*sorted(found, key=lambda s: (s.name != "hopper_mma", s.name))]
     for arithmetic in known:
         expected = replay(tree, addends.float().numpy(), arithmetic)
         if same_bits(torch.from_numpy(expected).to(result.dtype), result):

@@ -17,8 +17,8 @@ from triton.compiler import ASTSource, CompilationError, make_backend
 
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
-from samebits.engines.triton.launch import _check_blocks
 from samebits.engines.triton.attention.portable import portable_kernel
+from samebits.engines.triton.launch import _check_blocks
 from samebits.engines.triton.rows.fold import fold_kernel
 from samebits.engines.triton.rows.pointwise import PORTABLE_FUNCTIONS, unary_kernel
 

@@ -111,7 +111,7 @@ class _Ready:
             if product.refusal(contract, schedule, x, w, y, c) is None:
                 return product.Product(contract, schedule, x, w, y, c)
             schedule = row.general_at(self.m)
-        if isinstance(schedule, fma.FmaSchedule):
+        if isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
             if fma.refusal(contract, x, w, y, c) is None:
                 return fma.Product(schedule, x, w, y)
             schedule = row.general_at(self.m)
@@ -248,7 +248,7 @@ def _run(
         if product.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)
-    if isinstance(schedule, fma.FmaSchedule):
+    if isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
         if fma.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)

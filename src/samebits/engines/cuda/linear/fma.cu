@@ -8,44 +8,13 @@
 //
 // Constants: WR, WC warps of a block along rows and columns; TM, TN numbers of a thread, multiples
 // of four; IN, OUT: 0 fp32, 1 bf16, 2 fp16; BAND: rows of tiles that are worked on side by side.
-using Word = unsigned short;
-#if IN == 0
-using In = float;
-#else
-using In = Word;
-#endif
-#if OUT == 0
-using Out = float;
-#else
-using Out = Word;
-#endif
+#include "fma.cuh"
 
 constexpr int kThreads = 32 * WR * WC, BK = 16;
 constexpr int kLaneRows = 8, kLaneCols = 4;  // lanes of a warp
 constexpr int BM = WR * kLaneRows * TM, BN = WC * kLaneCols * TN;
 constexpr int kPack = 16 / sizeof(In);       // elements of a load
 constexpr int kPad = 4;
-
-__device__ __forceinline__ float widened(float v) { return v; }
-__device__ __forceinline__ float widened(Word v) {
-#if IN == 1
-  return __uint_as_float(static_cast<unsigned>(v) << 16);
-#else
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
-  return f;
-#endif
-}
-__device__ __forceinline__ void round_to(float* p, float v) { *p = v; }
-__device__ __forceinline__ void round_to(Word* p, float v) {
-  Word word;
-#if OUT == 1
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(word) : "f"(v));
-#else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(word) : "f"(v));
-#endif
-  *p = word;
-}
 
 // The share that a thread fetches of ROWS rows by BK of k: vectors along k.
 template <int ROWS>
@@ -159,9 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads >= 256 ? 2 : 4)
     for (int i = 0; i < TM; ++i) {
       const int to = row0 + row + i / 4 * 4 * kLaneRows + i % 4;
       if (to >= m) continue;
-      float v = __fmul_rn(acc[i][j], alpha);
-      if (c) v = __fadd_rn(v, bias);
-      round_to(y + to * y_pitch + at, v);
+      round_to(y + to * y_pitch + at, finished(acc[i][j], alpha, c != nullptr, bias));
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Launches the products of fma.cu: chains of IEEE fma, for fp32 and for the portable contracts.
+"""Launches chains of IEEE fma, for fp32 and for the portable contracts: fma.cu and fma_few.cu.
 
 Their bits are those of every other schedule of the contract. What they take is narrower (see
 `refusal`); the rest is the Triton kernels'.
@@ -17,14 +17,17 @@ from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, launcher
 from samebits.engines.schedule import Schedule
 
-_SOURCE = Path(__file__).with_name("fma.cu")
+_HERE = Path(__file__).parent
+_HEADER = _HERE / "fma.cuh"
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-#: Elements along k of a block, and lanes of a warp along rows and columns, as in fma.cu.
+#: Lanes of a warp along rows and columns, as in fma.cu.
 _LANES = 8, 4
+#: Threads of a block, elements of k of a stage, and stages, as in fma_few.cu.
+_FEW_THREADS, _FEW_DEPTH, _FEW_STAGES = 128, 128, 4
 
 
 class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
-    """How a product [M, K] x [N, K] is cut into work for the CUDA cores.
+    """How a product [M, K] x [N, K] of many rows is cut into work for the CUDA cores.
 
     Attributes:
         warp_rows, warp_columns: warps of a block.
@@ -49,6 +52,27 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
         return self.warp_columns * _LANES[1] * self.thread_columns
 
 
+class FewFmaSchedule(Schedule, tag="cuda.fma.few", frozen=True, kw_only=True):
+    """How a product of few rows is: a lane has a column, and a block walks all of k.
+
+    Attributes:
+        columns: of a block: 8, 16 or 32.
+        thread_rows: rows of a thread.
+    """
+
+    columns: int = 32
+    thread_rows: int = 1
+
+    @property
+    def rows(self) -> int:
+        """The most rows that a block takes."""
+        return _FEW_THREADS // self.columns * self.thread_rows
+
+    def shared(self, size: int) -> int:
+        """Bytes of shared memory for operands of `size` bytes an element."""
+        return _FEW_STAGES * (self.columns + self.rows) * (_FEW_DEPTH * size + 16)
+
+
 #: Tiles worth trying, the largest first. Each leaves room for two blocks on a processor.
 TILES = (
     FmaSchedule(),
@@ -58,12 +82,25 @@ TILES = (
     FmaSchedule(warp_rows=1, warp_columns=4, thread_rows=4, thread_columns=4),
 )
 _PROCESSORS = 132
+#: Up to so many rows the time is that of reading the weight.
+FEW = 16
 
 
-def choose(m: int, n: int) -> FmaSchedule:
-    """A decent schedule: the largest tile of which there is one for every processor."""
+def choose(m: int, n: int) -> FmaSchedule | FewFmaSchedule:
+    """A decent schedule for m rows: the largest tile that leaves no processor idle."""
+    if m <= FEW:
+        return few(m, n)[0]
     fits = (s for s in TILES if -(-m // s.rows) * -(-n // s.columns) >= _PROCESSORS)
     return next(fits, TILES[-1])
+
+
+def few(m: int, n: int) -> list[FewFmaSchedule]:
+    """Schedules for few rows, the best first: the widest that leaves no processor idle."""
+    made = [
+        FewFmaSchedule(columns=columns, thread_rows=-(-m * columns // _FEW_THREADS))
+        for columns in (32, 16, 8)
+    ]
+    return sorted(made, key=lambda s: (-(-n // s.columns) < _PROCESSORS - 4, -s.columns))
 
 
 def refusal(
@@ -106,7 +143,11 @@ class Product:
     repeats = True
 
     def __init__(
-        self, schedule: FmaSchedule, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor
+        self,
+        schedule: FmaSchedule | FewFmaSchedule,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
     ) -> None:
         self.n, self.k = w.shape
         self.tile = schedule.rows, schedule.columns
@@ -131,7 +172,7 @@ class Product:
 
 def run(
     contract: LinearContract,
-    schedule: FmaSchedule,
+    schedule: FmaSchedule | FewFmaSchedule,
     x: torch.Tensor,
     w: torch.Tensor,
     y: torch.Tensor,
@@ -147,23 +188,37 @@ def run(
     """
     c = None if beta == 0 else c
     why = refusal(contract, x, w, y, c)
+    if isinstance(schedule, FewFmaSchedule) and len(y) > schedule.rows:
+        why = f"{len(y)} rows are more than the {schedule.rows} of {schedule}"
     if why is None:
         Product(schedule, x, w, y)(len(y), 1, x, w, y, c, float(alpha), float(beta))
     return why
 
 
-def constants(schedule: FmaSchedule, input: int, output: int) -> dict[str, int]:
-    """The kernel's compile-time parameters; types as fma.cu numbers them."""
+def constants(schedule: FmaSchedule | FewFmaSchedule, input: int, output: int) -> dict[str, int]:
+    """The kernel's compile-time parameters; types as fma.cuh numbers them."""
+    types = {"IN": input, "OUT": output}
+    if isinstance(schedule, FewFmaSchedule):
+        return {"COLS": schedule.columns, "TM": schedule.thread_rows, **types}
     return {
         "WR": schedule.warp_rows, "WC": schedule.warp_columns, "TM": schedule.thread_rows,
-        "TN": schedule.thread_columns, "BAND": schedule.band, "IN": input, "OUT": output,
+        "TN": schedule.thread_columns, "BAND": schedule.band, **types,
     }  # fmt: skip
 
 
 @functools.cache
-def _launcher(schedule: FmaSchedule, input: torch.dtype, output: torch.dtype) -> Any:
+def _launcher(
+    schedule: FmaSchedule | FewFmaSchedule, input: torch.dtype, output: torch.dtype
+) -> Any:
     values = constants(schedule, _TYPES[input], _TYPES[output])
+    slots = (*(WORD,) * 10, REAL, REAL)
+    name, threads, shared = "linear_fma", _FEW_THREADS, 0
+    if isinstance(schedule, FewFmaSchedule):
+        name, shared = "linear_fma_few", schedule.shared(input.itemsize)
+    else:
+        threads = 32 * schedule.warp_rows * schedule.warp_columns
+    source = _HERE / f"{name.removeprefix('linear_')}.cu"
     return launcher(
-        "linear_fma", lambda: nvrtc.compile_source(_SOURCE, "sm_90a", values),
-        (*(WORD,) * 10, REAL, REAL), threads=32 * schedule.warp_rows * schedule.warp_columns,
+        name, lambda: nvrtc.compile_source(source, "sm_90a", values, (_HEADER,)), slots,
+        threads=threads, shared=shared,
     )  # fmt: skip

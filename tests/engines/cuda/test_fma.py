@@ -1,0 +1,95 @@
+"""Chains of fma in CUDA C++: what they take, that they compile, and their bits on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from samebits.bits import view
+from samebits.contract import LinearContract, Split, hopper_mma, portable_linear
+from samebits.engines.cuda import nvrtc
+from samebits.engines.cuda.linear import fma
+from samebits.engines.schedule import BUCKETS, ScheduleKey
+from samebits.errors import DeviceError
+from samebits.plan import families
+
+FP32 = portable_linear("fp32", "fp32")
+SCHEDULES = [*fma.TILES, *fma.few(16, 4096), *fma.few(1, 4096)]
+
+
+def test_what_the_kernels_do_not_take_is_said() -> None:
+    x, w, y = torch.zeros(8, 64), torch.zeros(16, 64), torch.zeros(8, 16)
+    assert fma.refusal(FP32, x, w, y) is None
+    assert fma.refusal(FP32, x, w, y, torch.zeros(16).expand(8, 16)) is None
+    tensor_core = LinearContract(Split(4), hopper_mma("bf16"), "bf16", "bf16")
+    refused = {
+        "the contract is no chain of fma": (tensor_core, x, w, y),
+        "the product is batched": (FP32, x[None], w[None], y),
+        "rows of x are not aligned": (FP32, x[:, 1:], w[:, 1:], y),
+        "rows of w are not aligned": (FP32, x, torch.zeros(64, 16).t(), y),
+        "columns of y are apart": (FP32, x, w, torch.zeros(16, 8).t()),
+        "an axis is empty": (FP32, x[:0], w, y[:0]),
+        "c is no row": (FP32, x, w, y, torch.zeros(8, 16)),
+    }
+    for why, operands in refused.items():
+        assert (fma.refusal(*operands) or "").startswith(why)
+    few = fma.FewFmaSchedule(columns=32, thread_rows=1)
+    assert "8 rows are more than the 4 of" in (fma.run(FP32, few, x, w, y) or "")
+    relu = portable_linear("fp32", "fp32", ("alpha", "bias", "relu"))
+    assert "epilogue" in (fma.refusal(relu, x, w, y) or "")
+
+
+@pytest.mark.parametrize("n", [24, 576, 4096, 14336])
+def test_defaults_fill_the_chip_and_take_their_rows(n: int) -> None:
+    for device, dtype in (("sm_90", "fp32"), ("portable", "bf16")):
+        key = ScheduleKey(op="linear", device=device, dtype=dtype, out_dtype=dtype, tree="chain",
+                          n=n, k=4096)  # fmt: skip
+        for bucket, m in enumerate(BUCKETS):
+            chosen = families.default_at(key, bucket)
+            assert isinstance(chosen, fma.FmaSchedule | fma.FewFmaSchedule)
+            assert isinstance(chosen, fma.FewFmaSchedule) == (m <= fma.FEW)
+            if isinstance(chosen, fma.FewFmaSchedule):
+                assert chosen.rows >= m and chosen.shared(4) <= 227 << 10
+            assert chosen in families.candidates_at(key, bucket)
+
+
+@pytest.mark.parametrize("types", [(0, 0), (1, 1), (2, 0)])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_they_compile(
+    schedule: fma.FmaSchedule | fma.FewFmaSchedule, types: tuple[int, int]
+) -> None:
+    try:
+        nvrtc.version()
+    except DeviceError:
+        pytest.skip("no NVRTC here")
+    few = isinstance(schedule, fma.FewFmaSchedule)
+    source = fma._HERE / ("fma_few.cu" if few else "fma.cu")
+    cubin = nvrtc.compile_source(source, "sm_90a", fma.constants(schedule, *types), (fma._HEADER,))
+    assert cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_their_bits_are_the_contracts(
+    schedule: fma.FmaSchedule | fma.FewFmaSchedule, dtype: torch.dtype
+) -> None:
+    name = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    contract = portable_linear(name, name)
+    for m, n, k in ((1, 33, 5), (4, 130, 512), (61, 200, 1031)):
+        if isinstance(schedule, fma.FewFmaSchedule) and m > schedule.rows:
+            continue
+        g = torch.Generator().manual_seed(m)
+        wide = -(-k // 8) * 8
+        x, w, c = (
+            torch.randn(*s, generator=g).to(dtype).cuda() for s in ((m, wide), (n, wide), (n,))
+        )
+        x[0, 3], w[n // 2, 2], x[-1] = float("nan"), float("inf"), -0.0
+        x, w = x[:, :k], w[:, :k]
+        for out in {dtype, torch.float32}:
+            y = torch.empty(m, n, dtype=out, device="cuda")
+            assert fma.run(contract, schedule, x, w, y, c.expand(m, n), 0.5, 2.0) is None
+            want = contract.evaluate(
+                x.cpu(), w.cpu(), c.cpu(), out, alpha=0.5, beta=2.0
+            )  # fmt: skip
+            assert torch.equal(view(y.cpu()), view(want))  # type: ignore[arg-type]
