@@ -78,6 +78,12 @@ def test_what_is_exact_passes(portable: None) -> None:
     assert pooled.tolist() == [[[1, 3, 5]]]
 
 
+def test_packed_weights_have_a_tree_of_their_own(portable: None) -> None:
+    weight = sb.ops.pack_weight(torch.randn(8, 40))
+    with pytest.raises(UncoveredError, match=r"lanes\(16\), which is not portable"):
+        sb.ops.linear(torch.randn(2, 40), weight)
+
+
 def test_the_policy_lets_it_run() -> None:
     with sb.deterministic(contract="portable", allow=["aten::lerp"]):
         torch.lerp(torch.ones(3), torch.zeros(3), 0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from samebits.contract import Lanes, Tree
+from samebits.engines import family
 from samebits.engines.cpu import packed as engine
 from samebits.errors import ContractError, DTypeError, ShapeError, UncoveredError
 from samebits.ops.linear.operands import check_device, check_tensor, needs_graph, plain
@@ -46,8 +47,14 @@ def forward(
     """`samebits.ops.linear` with a packed weight.
 
     Raises:
-        UncoveredError: a tensor needs a gradient; otherwise as `samebits.ops.linear`.
+        UncoveredError: a tensor needs a gradient, or the portable contracts are in force; otherwise
+            as `samebits.ops.linear`.
     """
+    if family.portable():
+        raise UncoveredError(
+            "linear", f"a packed weight has the tree {_TREE}, which is not portable",
+            remedy="Give the weight itself",
+        )  # fmt: skip
     dtype = weight.dtype
     if (  # the usual call
         x.dtype is not dtype
