@@ -221,6 +221,9 @@ def by(
     if isinstance(schedule, ProductSchedule):
         refused = product.run(contract, schedule, x, w, y, c, alpha, beta)
         return y if refused is None else None
+    if isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
+        refused = fma.run(contract, schedule, x, w, y, c, alpha, beta)
+        return y if refused is None else None
     assert isinstance(schedule, GemmSchedule)
     run(contract, schedule, x, w, y, c, alpha, beta)
     return y
