@@ -10,7 +10,7 @@ NaN. A program owns BLOCK_M rows of one KV head, as in `forward`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import triton
@@ -27,9 +27,6 @@ from samebits.engines.triton.attention.softmax import (
 )
 from samebits.engines.triton.functions import chips_nan, log
 from samebits.engines.triton.launch import launch
-
-if TYPE_CHECKING:
-    from samebits.engines.triton.attention.run import _Call
 
 #: Keys of a step, and head dimensions of a dot: dots of fma are unrolled.
 _STEP = tl.constexpr(32)
@@ -255,13 +252,14 @@ def portable_kernel(
 
 
 def leaf_edges(
-    mask: torch.Tensor, masked_at: float, positions: torch.Tensor, call: _Call
+    mask: torch.Tensor, masked_at: float, positions: torch.Tensor, call: Any
 ) -> torch.Tensor:
     """Where the leaves of each row begin, counting the keys that it sees: [B, Hq, T, leaves + 1].
 
     Args:
         mask: [B, Hq, T, S], expanded; axes of stride 0 stay so.
         positions: [B or 1, T], of the rows.
+        call: as for `run`.
     """
     thin = mask
     for axis in range(3):
@@ -282,8 +280,8 @@ def leaf_edges(
     return edges.expand(*mask.shape[:3], leaves + 1)
 
 
-def run(call: _Call, mask: torch.Tensor | None, masked_at: float) -> None:
-    """Computes a call by the portable contract."""
+def run(call: Any, mask: torch.Tensor | None, masked_at: float) -> None:
+    """Computes a call, in the form in which `run` has it, by the portable contract."""
     options, leaf = call.options, call.contract.leaf
     group = call.out.size(1) // call.kv_heads
     rows = call.q_len * group
