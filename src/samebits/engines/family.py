@@ -1,8 +1,9 @@
 """Which family of contracts is in force in this process.
 
 "device": every device class has its own, which are the fastest. "portable": one for all of them,
-see `samebits.contract.portable`. The switch puts a family in force; operations look it up, and
-whoever keeps what he looked up forgets it when another one comes.
+see `samebits.contract.portable`. "exact": the portable ones, but products, sums, norms, softmax
+and attention by `samebits.contract.exact`. The switch puts a family in force; operations look it
+up, and whoever keeps what he looked up forgets it when another one comes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from samebits.errors import SettingError
 
 #: What `put_in_force` takes.
-FAMILIES = ("device", "portable")
+FAMILIES = ("device", "portable", "exact")
 #: Called when another family comes into force.
 on_change: list[Callable[[], None]] = []
 
@@ -26,7 +27,7 @@ def in_force() -> str:
 
 
 def portable() -> bool:
-    """Whether the contracts that all devices share are in force."""
+    """Whether the contracts that all devices share are in force, the exact ones or the others."""
     return _portable
 
 
@@ -40,7 +41,7 @@ def put_in_force(name: str) -> None:
     check(name)
     if name == _name:
         return
-    _name, _portable = name, name == "portable"
+    _name, _portable = name, name != FAMILIES[0]
     for forget in on_change:
         forget()
 

@@ -16,6 +16,7 @@ from samebits.engines import family
 from samebits.engines.cpu._cpu import Counted
 from samebits.errors import SwitchError
 from samebits.mode import coverage
+from samebits.mode import exact as exact_mode
 from samebits.mode import portable as portable_mode
 from samebits.mode.derive import Schemas, inplace_form, out_form
 from samebits.mode.fallback import CUDA_BUILD, EXACT_DTYPES, Stock, refuse
@@ -181,6 +182,8 @@ class Installation:
         kernels.update(refusals())
         if family.portable():
             kernels.update(portable_mode.layer(overrides(), devices()))
+        if family.in_force() == "exact":
+            kernels.update(exact_mode.layer(overrides(), devices()))
         self._names = list(kernels)
         for (qualified, key), kernel in kernels.items():
             self._impl(qualified, kernel, key)

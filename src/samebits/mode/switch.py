@@ -71,8 +71,9 @@ def enable(
         policy: what happens to an operation that no contract covers: ``refuse`` raises
             `UncoveredError`, ``warn`` warns and runs torch's kernel, ``allow`` runs it in silence.
         allow: operations that may run uncovered in silence, e.g. ``["aten::cumsum"]``.
-        contract: the family of contracts: ``device``, each device class's own, or ``portable``,
-            the same bits on every device; see docs/portable.md.
+        contract: the family of contracts: ``device``, each device class's own; ``portable``, the
+            same bits on every device (docs/portable.md); or ``exact``, those with products, sums,
+            norms, softmax and attention whose sums are exact (docs/exact.md).
         guard: what is checked while things run: "off", "path", "sample:0.01", or both with a comma
             (docs/guard.md). None: what ``SAMEBITS_GUARD`` says.
 
