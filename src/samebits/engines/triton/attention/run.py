@@ -408,15 +408,9 @@ class _Call:
         }  # fmt: skip
 
     def _walk(
-        self,
-        tiles: int,
-        splits: int,
-        leaves: int,
-        workspace: tuple[torch.Tensor | None, ...],
-        cut: int,
-        mask: torch.Tensor | None,
-        masked_at: float,
-    ) -> None:
+        self, tiles: int, splits: int, leaves: int, workspace: tuple[torch.Tensor | None, ...],
+        cut: int, mask: torch.Tensor | None, masked_at: float,
+    ) -> None:  # fmt: skip
         options, schedule = self.options, self.schedule
         q, q_strides, a, b = self._scaled()
         span, stages = schedule.pipeline(tiles * splits)
@@ -437,13 +431,9 @@ class _Call:
         )  # fmt: skip
 
     def _spread(
-        self,
-        partial: torch.Tensor,
-        stats: torch.Tensor,
-        seals: torch.Tensor | None,
-        leaves: int,
+        self, partial: torch.Tensor, stats: torch.Tensor, seals: torch.Tensor | None, leaves: int,
         cut: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options, schedule, leaf = self.options, self.schedule, self.contract.leaf
         q, q_strides, a, b = self._scaled()
         d, dv, lanes = q.size(-1), self.out.size(-1), self.batch * self.kv_heads
@@ -466,13 +456,9 @@ class _Call:
         )  # fmt: skip
 
     def _fold(
-        self,
-        partial: torch.Tensor,
-        stats: torch.Tensor,
-        seals: torch.Tensor | None,
-        leaves: int,
+        self, partial: torch.Tensor, stats: torch.Tensor, seals: torch.Tensor | None, leaves: int,
         cut: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options, schedule, heads = self.options, self.schedule, self.out.size(1)
         columns, batch = -(-self.out.size(-1) // schedule.columns), schedule.batch
         launch(
