@@ -207,7 +207,7 @@ def test_truncation_is_toward_zero_and_products_are_not_renormalised() -> None:
 
 
 def test_parameters_are_checked() -> None:
-    with pytest.raises(ContractError, match="use bf16"):
+    with pytest.raises(ContractError, match="use one of bf16"):
         hopper_mma("fp32")
     with pytest.raises(ContractError, match="fraction bits"):
         BlockFma("chip", "fp16", block=4, fraction=19)

@@ -25,7 +25,7 @@ on_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The interpreter plays a Hopper GPU."""
     if INTERPRETED:
-        monkeypatch.setattr(cuda, "device_class", lambda index: "sm_90")
+        monkeypatch.setattr(cuda, "contract_class", lambda index: "sm_90")
         cuda._key.cache_clear()
     yield
     cuda._key.cache_clear()

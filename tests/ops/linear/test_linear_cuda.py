@@ -25,7 +25,7 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without a GPU, CPU tensors stand for those of an sm_90."""
     if INTERPRETED:
-        monkeypatch.setattr(cuda_products(), "device_class", lambda index: "sm_90")
+        monkeypatch.setattr(cuda_products(), "contract_class", lambda index: "sm_90")
         cuda_products()._KNOWN.clear()
         cuda_products()._READY.clear()
     yield

@@ -110,7 +110,8 @@ class Watch:
             yield
 
     def _before(self, _model: Any, args: Any, kwargs: Any) -> None:
-        cache, ids = kwargs.get("past_key_values"), _ids(args, kwargs)
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # one name, by the release
+        ids = _ids(args, kwargs)
         self._start = 0 if cache is None else int(cache.get_seq_length())
         # Without a cache all columns come again; with one, those behind the first may be a draft.
         known = ids[:, : None if cache is None else 1]

@@ -23,7 +23,7 @@ from samebits import cli, settings
 from samebits.errors import SettingError
 from samebits.guard import Device, Event, counts, logs, metrics, publish
 from samebits.guard.alarms import ALARMS, rules
-from samebits.guard.receipts import verify
+from samebits.guard.receipts import recorder, verify
 from samebits.report import status
 
 needs_client = pytest.mark.skipif(
@@ -45,9 +45,9 @@ def value(name: str, **labels: str) -> float:
 
 def test_numbers_follow_what_happens(tmp_path: Path) -> None:
     written, mismatches = value("samebits_receipts_written"), value("samebits_mismatches")
-    with samebits.receipts(tmp_path / "r") as recorder:
-        samples.fill(recorder, 7)
-        recorder.flush()
+    with samebits.receipts(tmp_path / "r") as kept:
+        samples.fill(kept, 7)
+        kept.flush()
         assert value("samebits_receipts_written") == written + 7
     assert value("samebits_receipts_written") == written + 7  # a closed recorder's count too
     counts.mismatches += 1
@@ -58,8 +58,16 @@ def test_numbers_follow_what_happens(tmp_path: Path) -> None:
     assert value("samebits_switch_on") == 0
 
 
+@pytest.fixture
+def nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What faults of other tests have left in this process' counters does not count."""
+    for name in counts.__struct_fields__:
+        monkeypatch.setattr(counts, name, type(getattr(counts, name))())
+    monkeypatch.setattr(recorder, "_closed", recorder.Counters())
+
+
 @needs_client
-def test_metrics_over_http(tmp_path: Path) -> None:
+def test_metrics_over_http(tmp_path: Path, nothing_yet: None) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -69,8 +77,8 @@ def test_metrics_over_http(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{port}/metrics"
     before = status.read(url)
     publish(event())
-    with samebits.receipts(tmp_path / "r") as recorder:
-        samples.fill(recorder, 3)
+    with samebits.receipts(tmp_path / "r") as kept:
+        samples.fill(kept, 3)
     now = status.read(url)
     name = 'samebits_events_total{kind="bytes",op="linear",verdict="transient"}'
     assert now.values[name] >= 1
