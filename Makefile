@@ -1,4 +1,4 @@
-# make demo: virtual environment, install, the check.   make test, make needle: what CI runs.
+# make demo: virtual environment, install, the check.   make test: what CI runs.
 PYTHON ?= python3
 VENV ?= .venv
 # An installed torch is kept; otherwise this one is installed.
