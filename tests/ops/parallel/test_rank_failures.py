@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -180,6 +182,18 @@ def test_a_rank_that_does_not_answer(tmp_path: Path) -> None:
 def test_a_rank_that_raises(tmp_path: Path) -> None:
     found = errors(tmp_path, "raises")
     assert found[1] == "this rank's own" and "RankError: rank 0 of 2" in str(found[0])
+
+
+def test_a_group_that_agreed_can_be_freed() -> None:
+    """One that outlives its interpreter aborts it, now and then: gloo's threads free tensors."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ops.parallel.agree(dist.group.WORLD)
+        group = weakref.ref(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
 
 
 def test_what_differs_is_named() -> None:

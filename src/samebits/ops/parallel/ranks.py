@@ -113,7 +113,25 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 
 # ---- agreement -----------------------------------------------------------------------------------
 
-_KNOWN: WeakKeyDictionary[dist.ProcessGroup, Ranks] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What is kept of a group whose ranks agreed: not the group, which would never be freed then.
+
+    A group that lives until the interpreter ends aborts it now and then: gloo's threads still drop
+    tensors, and need an interpreter for that.
+    """
+
+    size: int
+    index: int
+    plan: str
+    timeout: float
+
+    def ranks(self, group: dist.ProcessGroup) -> Ranks:
+        return Ranks(group, self.size, self.index, self.plan, self.timeout)
+
+
+_KNOWN: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
 
 
 def ranks_of(op: str, group: dist.ProcessGroup | None) -> Ranks | None:
@@ -136,14 +154,14 @@ def ranks_of(op: str, group: dist.ProcessGroup | None) -> Ranks | None:
                 f"{op}: the ranks of this group have not met yet, and cannot in a CUDA graph: call "
                 "samebits.ops.parallel.agree(group) on all ranks before the capture"
             )
-        known = agree(group)
+        return agree(group)
     if known.plan != _plan():
         raise RankError(
             f"{op}: plan {_plan()} came into force on rank {known.index} after the ranks agreed on "
             f"{known.plan}: load it on all ranks, then call samebits.ops.parallel.agree(group) on "
             "all of them"
         )
-    return known
+    return known.ranks(group)
 
 
 def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
@@ -171,8 +189,8 @@ def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
             f"the ranks of this group would compute different bits: {found}. Give all of them one "
             "release and one plan file"
         )
-    ranks = _KNOWN[group] = Ranks(group, size, index, _plan(), timeout)
-    return ranks
+    agreed = _KNOWN[group] = _Agreed(size, index, _plan(), timeout)
+    return agreed.ranks(group)
 
 
 #: How often the ranks of a group have heard each other.
