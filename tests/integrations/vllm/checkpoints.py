@@ -18,6 +18,8 @@ _COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "torch_dtype": "bfloat16", "bos_token_id": 1,
     "eos_token_id": 2, "initializer_range": 0.02, "attention_dropout": 0.0, "use_cache": True,
 }  # fmt: skip
+#: Kinds with biases of q, k and v, and without norms of q and k.
+_BIASED = ("qwen2", "qwen2_moe")
 KINDS: dict[str, dict[str, Any]] = {
     # Norms of q and k, lm_head tied to the embedding.
     "qwen3": {
@@ -35,6 +37,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.0,
         "output_router_logits": False,
+    },
+    # The same, and an expert with a gate that every token passes through.
+    "qwen2_moe": {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+        "tie_word_embeddings": False, "qkv_bias": True, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128, "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.0, "output_router_logits": False,
     },
 }  # fmt: skip
 
@@ -71,22 +81,24 @@ def _tensors(kind: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
         vector(f"{layer}.post_attention_layernorm.weight", HIDDEN, 1)
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             matrix(f"{layer}.self_attn.{name}_proj", heads * HEAD, HIDDEN)
-            if kind == "qwen2":
+            if kind in _BIASED:
                 vector(f"{layer}.self_attn.{name}_proj.bias", heads * HEAD, 0)
         matrix(f"{layer}.self_attn.o_proj", HIDDEN, HEADS * HEAD)
-        if kind != "qwen2":
+        if kind not in _BIASED:
             vector(f"{layer}.self_attn.q_norm.weight", HEAD, 1)
             vector(f"{layer}.self_attn.k_norm.weight", HEAD, 1)
-        if kind == "qwen3_moe":
+        mlps = {f"{layer}.mlp": INNER}
+        if kind.endswith("_moe"):
             matrix(f"{layer}.mlp.gate", config["num_experts"], HIDDEN)
             inner = config["moe_intermediate_size"]
-            experts = [f"{layer}.mlp.experts.{e}" for e in range(config["num_experts"])]
-        else:
-            inner, experts = INNER, [f"{layer}.mlp"]
-        for expert in experts:
-            matrix(f"{expert}.gate_proj", inner, HIDDEN)
-            matrix(f"{expert}.up_proj", inner, HIDDEN)
-            matrix(f"{expert}.down_proj", HIDDEN, inner)
+            mlps = {f"{layer}.mlp.experts.{e}": inner for e in range(config["num_experts"])}
+        if kind == "qwen2_moe":
+            matrix(f"{layer}.mlp.shared_expert_gate", 1, HIDDEN)
+            mlps[f"{layer}.mlp.shared_expert"] = config["shared_expert_intermediate_size"]
+        for mlp, inner in mlps.items():
+            matrix(f"{mlp}.gate_proj", inner, HIDDEN)
+            matrix(f"{mlp}.up_proj", inner, HIDDEN)
+            matrix(f"{mlp}.down_proj", HIDDEN, inner)
     vector("model.norm.weight", HIDDEN, 1)
     if not config["tie_word_embeddings"]:
         matrix("lm_head", VOCABULARY, HIDDEN, 3)

@@ -157,7 +157,7 @@ def test_what_is_not_covered_is_refused_with_all_reasons(engine: Engine, models:
     assert "promises nothing" in warned.stdout + warned.stderr
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "qwen2_moe"])
 def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any, kind: str) -> None:
     rng = random.Random(8)
     needle = request(prompt(rng, 100), SEEDED)
@@ -170,6 +170,6 @@ def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any, kind: str) 
     ]
     two = engine.run(
         models(kind), [[needle], company(rng, needle, 7)], tensor_parallel_size=2,
-        enable_expert_parallel=kind == "qwen3_moe", **shared,
+        enable_expert_parallel=kind.endswith("_moe"), **shared,
     )["answers"]  # fmt: skip
     assert bits(one[0][0]) == bits(two[0][0]) == bits(two[1][3])

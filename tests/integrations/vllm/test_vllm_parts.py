@@ -12,7 +12,18 @@ import torch
 
 from samebits import ops
 from samebits.errors import SettingError, ShapeError, SwitchError, UncoveredError
-from samebits.integrations.vllm import config, hooks, layers, model, runner2, sampler, verify
+from samebits.integrations.vllm import (
+    config,
+    hooks,
+    layers,
+    model,
+    moe,
+    options,
+    requests,
+    runner2,
+    sampler,
+    verify,
+)
 from samebits.integrations.vllm.options import Options, requested
 from samebits.integrations.vllm.patches import Patches
 from samebits.integrations.vllm.workers import decides_bits
@@ -117,13 +128,6 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
         ({"model__is_moe": True, "parallel__data_parallel_size": 2}, "data parallelism"),
         ({"lora": SimpleNamespace(), "parallel__tensor_parallel_size": 2}, "LoRA"),
         ({"lora": SimpleNamespace(), "model__is_moe": True}, "LoRA"),
-        (
-            {
-                "model__hf_config": SimpleNamespace(eos_token_id=[7, 900]),
-                "model__hf_text_config": SimpleNamespace(vocab_size=900),
-            },
-            "eos_token_id 900",
-        ),
         ({"speculative": SimpleNamespace(rejection_sample_method="synthetic")}, "synthetic"),
         ({"compilation__mode": 3}, "'inductor'"),
         (
@@ -154,11 +158,11 @@ def test_all_reasons_are_given_at_once_or_named_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(UncoveredError, match=r"(?s)one.*two.*policy"):
-        hooks.settle(Options(), ["one", "two"], "this model")
+        options.settle(Options(), ["one", "two"], "this model")
     with caplog.at_level("WARNING", logger="vllm.samebits"):
-        hooks.settle(Options(policy="warn"), ["one", "two"], "this model")
+        options.settle(Options(policy="warn"), ["one", "two"], "this model")
     assert "one" in caplog.text and "two" in caplog.text
-    hooks.settle(Options(), [], "this model")
+    options.settle(Options(), [], "this model")
 
 
 class CustomOp(torch.nn.Module):
@@ -182,6 +186,92 @@ def test_a_model_is_refused_for_kernels_that_the_switch_cannot_see() -> None:
         "SimpleNamespace: quantised weights (linear)",
         "MambaMixer: no contract covers vLLM's kernels for it (mixer and 1 more)",
     ]
+
+
+# ---- ids of requests -----------------------------------------------------------------------------
+
+
+class Params(SimpleNamespace):
+    """Stands for vLLM's ``SamplingParams``."""
+
+    all_stop_token_ids = property(lambda self: self._all_stop_token_ids)
+    bad_words_token_ids = property(lambda self: self._bad_words_token_ids)
+
+
+def asked(**changes: Any) -> SimpleNamespace:
+    """A request; changes of its parameters, or of its prompt."""
+    prompt = changes.pop("prompt", [5, 6])
+    fields: dict[str, Any] = {
+        "_all_stop_token_ids": {2}, "_bad_words_token_ids": None, "logit_bias": None,
+        "allowed_token_ids": None,
+    }  # fmt: skip
+    return SimpleNamespace(
+        prompt_token_ids=prompt, mm_features=None, sampling_params=Params(**fields | changes)
+    )
+
+
+def test_ids_that_no_row_of_logits_has_are_dropped() -> None:
+    request = asked(
+        _all_stop_token_ids={2, 99, 100, -1}, logit_bias={0: 1.0, 100: 2.0},
+        _bad_words_token_ids=[[1, 2], [1, 100], [-7]],
+    )  # fmt: skip
+    given = request.sampling_params
+    requests.admit(request, 100)
+    taken = request.sampling_params
+    assert taken._all_stop_token_ids == {2, 99} and taken.logit_bias == {0: 1.0}
+    assert taken._bad_words_token_ids == [[1, 2]]
+    assert given._all_stop_token_ids == {2, 99, 100, -1}  # the caller's own are left as they are
+    only = asked(logit_bias={100: 1.0}, _bad_words_token_ids=[[100]])
+    requests.admit(only, 100)
+    assert only.sampling_params.logit_bias is only.sampling_params._bad_words_token_ids is None
+
+
+def test_a_request_whose_ids_are_inside_is_left_alone() -> None:
+    request = asked(_bad_words_token_ids=[[0, 99]], allowed_token_ids=[0, 99], prompt=[0, 99])
+    given = request.sampling_params
+    requests.admit(request, 100)
+    assert request.sampling_params is given
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"prompt": [5, 100]}, "the prompt has the token id 100.* to 99"),
+        ({"prompt": [-1, 5]}, "the prompt has the token id -1"),
+        ({"allowed_token_ids": [3, 100]}, "allowed_token_ids has the token id 100"),
+    ],
+)
+def test_a_request_that_cannot_do_without_an_id_outside_is_refused(
+    changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(SettingError, match=text):
+        requests.admit(asked(**changes), 100)
+
+
+def test_only_an_engine_that_asks_for_samebits_looks_at_ids() -> None:
+    taker = SimpleNamespace(
+        vllm_config=SimpleNamespace(additional_config={}),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+    )
+    request = asked(_all_stop_token_ids={100})
+    assert hooks.request_taken(lambda self: request, taker) is request
+    assert request.sampling_params._all_stop_token_ids == {100}
+    taker.vllm_config.additional_config = {"samebits": True}
+    hooks.request_taken(lambda self: request, taker)
+    assert request.sampling_params._all_stop_token_ids == set()
+
+
+# ---- shared experts ------------------------------------------------------------------------------
+
+
+def test_shared_experts_return_whole_results() -> None:
+    mlp, other = torch.nn.Module(), torch.nn.Module()
+    mlp.down, mlp.up = torch.nn.Module(), torch.nn.Linear(2, 2)
+    mlp.down.reduce_results = other.reduce_results = False
+    runner, plain = torch.nn.Module(), torch.nn.Module()
+    runner._shared_experts, plain._shared_experts = SimpleNamespace(_layer=mlp), None
+    moe.whole(torch.nn.ModuleList((runner, plain, other)))
+    assert mlp.down.reduce_results and not other.reduce_results
 
 
 # ---- what ranks agree on -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Attention over vLLM's paged cache on a CPU: what layers share is checked once a step."""
+"""Attention of a step on a CPU: what layers share is checked once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.v1.attention.backend import AttentionMetadataBuilder, AttentionType
+from vllm.v1.attention.backend import AttentionMetadataBuilder
 
-from samebits.errors import UncoveredError
-from samebits.integrations.vllm.attention import SamebitsImpl, refuse
+from samebits.integrations.vllm.attention import SamebitsImpl, causal
 from samebits.ops import attention_varlen, store_paged
 from samebits.ops.attention import paged
 
@@ -49,11 +48,6 @@ class CpuMetadataBuilder(AttentionMetadataBuilder[CpuMetadata]):
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> CpuMetadata:
         common = common_attn_metadata
-        if not isinstance(common.causal, bool):
-            raise UncoveredError(
-                "vLLM attention", "each request of the batch has a mask of its own",
-                remedy="Use a model whose attention is causal",
-            )  # fmt: skip
         offsets, lengths, table, slots = (
             x.to(torch.int64)
             for x in (
@@ -62,44 +56,34 @@ class CpuMetadataBuilder(AttentionMetadataBuilder[CpuMetadata]):
             )
         )  # fmt: skip
         n = common.num_actual_tokens
-        return CpuMetadata(n, offsets, lengths, table, slots[:n], common.causal)
+        return CpuMetadata(n, offsets, lengths, table, slots[:n], causal(common))
 
 
 class CpuImpl(SamebitsImpl):
-    """One layer's attention on a CPU."""
+    """One layer's attention on a CPU; it stores new keys itself."""
 
     _cache: torch.Tensor | None = None
     _planes_of_cache: tuple[torch.Tensor, torch.Tensor]
 
-    def forward(  # type: ignore[override]
+    def attend(
         self,
         layer: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: CpuMetadata | None,
-        output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """query [tokens, Hq, D]; kv_cache [pages, Hkv, slots, 2 D]; writes and returns output."""
-        if output_scale is not None or output_block_scale is not None:
-            refuse("a quantised output")
-        if attn_metadata is None:  # memory is being measured
-            return output.zero_()
-        step, n = attn_metadata, attn_metadata.tokens
+        step: CpuMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        n = step.tokens
         if len(query) != n:
-            query, key, value = query[:n], key[:n], value[:n]
-        out = output[:n].view(n, self.num_heads, -1)
-        if self.attn_type == AttentionType.ENCODER_ONLY:
-            result = attention_varlen(
-                query, key, value, step.offsets, step.offsets, scale=self.scale,
-                window=self.sliding_window, softcap=self.soft_cap, sinks=self.sinks,
+            query, key, value, out = query[:n], key[:n], value[:n], out[:n]
+        if self.encoder:
+            attention_varlen(
+                query, key, value, step.offsets, step.offsets, out=out, causal=False,
+                **self.options,
             )  # fmt: skip
-            assert isinstance(result, torch.Tensor)
-            out.copy_(result)
-            return output
+            return
         if self._cache is not kv_cache:
             self._cache, self._planes_of_cache = kv_cache, _planes(kv_cache)
         keys, values = self._planes_of_cache
@@ -112,11 +96,7 @@ class CpuImpl(SamebitsImpl):
                 "attention_paged", step.table, step.lengths, step.offsets, rows=n, pages=pages,
                 page=size,
             )  # fmt: skip
-        paged.attend(
-            query, keys, values, checked, scale=self.scale, causal=step.causal,
-            window=self.sliding_window, softcap=self.soft_cap, sinks=self.sinks, out=out,
-        )  # fmt: skip
-        return output
+        paged.attend(query, keys, values, checked, causal=step.causal, out=out, **self.options)
 
 
 def _planes(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

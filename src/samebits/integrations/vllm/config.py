@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 log = logging.getLogger("vllm.samebits")
+_BACKEND = "samebits.integrations.vllm.backend.SamebitsBackend"
 
 #: Tensor-parallel sizes that share one tree: the leaves of `balanced(8)` go to ranks evenly.
 TP_SIZES = (1, 2, 4, 8)
@@ -50,9 +51,19 @@ def prepare(config: Any) -> None:
 
         if config.attention_config.backend is None:
             config.attention_config.backend = AttentionBackendEnum.CUSTOM
-    from samebits.integrations.vllm import workers
+    offer_attention()
 
-    workers.offer_attention()
+
+def offer_attention() -> None:
+    """Registers the attention backend with vLLM in this process. Idempotent.
+
+    On a GPU it is chosen by the configuration; on a CPU, where vLLM has no choice, it stands in for
+    the only one.
+    """
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    name = "CUSTOM" if _on_gpu() else "CPU_ATTN"
+    register_backend(AttentionBackendEnum[name], _BACKEND)
 
 
 def finish(config: Any, backend: str) -> None:
@@ -148,25 +159,11 @@ def _model(model: Any, gpu: bool) -> list[str]:
         found.append("state-space layers: their scans have no contract")
     if getattr(model, "is_multimodal_model", False):
         found.append("multi-modal input: encoder attention is not ours")
-    outside = _ends_outside(model)
-    if outside:
-        found.append(
-            f"eos_token_id {outside[0]} outside the vocabulary: with min_tokens vLLM writes there, "
-            "into rows of other requests"
-        )
     if gpu and model.dtype is torch.float32:
         found.append("dtype float32 on a GPU: attention takes bfloat16 and float16")
     if str(getattr(model, "logprobs_mode", "raw_logprobs")).startswith("processed"):
         found.append(f"logprobs_mode={model.logprobs_mode!r}: use raw_logprobs or raw_logits")
     return found
-
-
-def _ends_outside(model: Any) -> list[int]:
-    """Ids that end a text and are none of the model's."""
-    ends = getattr(getattr(model, "hf_config", None), "eos_token_id", None)
-    size = getattr(getattr(model, "hf_text_config", None), "vocab_size", None)
-    ends = [ends] if isinstance(ends, int) else ends or []
-    return [end for end in ends if isinstance(size, int) and end >= size]
 
 
 def _cache(cache: Any, gpu: bool) -> list[str]:

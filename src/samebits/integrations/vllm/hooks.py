@@ -1,39 +1,41 @@
-"""Where the plugin waits: until a configuration or a worker that asks for samebits is made."""
+"""Where the plugin waits: until a configuration or a worker that asks for samebits is made, or a
+request is taken by an engine that does."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from samebits.errors import SwitchError, UncoveredError
-from samebits.integrations.vllm.options import Options, requested
+from samebits.errors import SwitchError
+from samebits.integrations.vllm.options import requested, settle
+from samebits.integrations.vllm.requests import admit
 
-log = logging.getLogger("vllm.samebits")
 _MARK = "_samebits_waits"
 
 
 def wait() -> None:
-    """Puts the two hooks in place, once in a process.
+    """Puts the three hooks in place, once in a process.
 
-    Both only read ``additional_config`` and the environment unless samebits is asked for.
+    They only read ``additional_config`` and the environment unless samebits is asked for.
     """
     from vllm.config import VllmConfig
+    from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.worker.worker_base import WorkerBase
 
     _wrap(VllmConfig, "__post_init__", _configured)
     _wrap(WorkerBase, "__init__", _worker_made)
+    _wrap(InputProcessor, "process_inputs", request_taken)
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., None]) -> None:
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     original = getattr(owner, name)
     if getattr(original, _MARK, False):
         return
 
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        around(original, self, *args, **kwargs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
 
     setattr(call, _MARK, True)
     setattr(owner, name, call)
@@ -68,20 +70,9 @@ def _worker_made(original: Callable[..., None], worker: Any, *args: Any, **kwarg
         )
 
 
-def settle(options: Options, reasons: list[str], what: str) -> None:
-    """Refuses `what` for its reasons, or names them in the log, as the policy says.
-
-    Raises:
-        UncoveredError: there are reasons and the policy is ``refuse``.
-    """
-    if not reasons:
-        return
-    listed = "".join(f"\n  - {reason}" for reason in reasons)
-    if options.policy == "refuse":
-        raise UncoveredError(
-            "vLLM",
-            f"{what} has parts that no contract covers:{listed}\n",
-            remedy="Change them, or run with --additional-config "
-            '\'{"samebits": {"policy": "warn"}}\', which promises nothing for what is listed',
-        )
-    log.warning("samebits promises nothing for these parts of %s:%s", what, listed)
+def request_taken(original: Callable[..., Any], taker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where requests are made for the engine: an error is told to the one who sent the request."""
+    request = original(taker, *args, **kwargs)
+    if requested(taker.vllm_config.additional_config) is not None:
+        admit(request, taker.model_config.get_vocab_size())
+    return request

@@ -28,7 +28,8 @@ def install(patches: Patches, ranks: int) -> None:
 
     Args:
         ranks: tensor-parallel ranks, which share the experts (`expert_parallel_moe`): results are
-            whole on every rank, and nothing is left to be added.
+            whole on every rank, those of shared experts too (`whole`), and nothing is left to be
+            added.
 
     Raises:
         SwitchError: this release adds the experts' results where the plugin does not know it.
@@ -53,8 +54,26 @@ def install(patches: Patches, ranks: int) -> None:
     if ranks > 1:
         runner = import_module(f"{_PACKAGE}.runner.moe_runner").MoERunner
         patches.set(runner, "_fused_output_is_reduced", property(lambda self: True))
+        patches.set(runner, "_maybe_reduce_shared_expert_output", _nothing_to_add)
     # Shared experts on a second stream would share the workspaces of the first one's kernels.
     os.environ.setdefault("VLLM_DISABLE_SHARED_EXPERTS_STREAM", "1")
+
+
+def whole(model: Any) -> None:
+    """Has the shared experts of a loaded model return whole results on every rank.
+
+    vLLM leaves their partial sums to one all-reduce with those of the other experts.
+    """
+    for layer in model.modules():
+        shared = getattr(layer, "_shared_experts", None)
+        if shared is not None:
+            for part in shared._layer.modules():
+                if hasattr(part, "reduce_results"):
+                    part.reduce_results = True
+
+
+def _nothing_to_add(self: Any, shared_output: Tensor | None, *_: Any, **__: Any) -> Tensor | None:
+    return shared_output
 
 
 def _weights_ready(self: Any, layer: Any) -> None:
@@ -70,6 +89,8 @@ def unsupported(layer: Any) -> str:
         return "router weights on the input of the experts"
     if getattr(layer, "w13_bias", None) is not None:
         return "biases of experts"
+    if layer.expert_map is not None and layer.moe_config.skip_final_all_reduce:
+        return "partial sums of experts that the model adds itself, in another order"
     if not _in_order(layer):
         return "experts that do not lie on the ranks in order, the same number on each"
     return ""

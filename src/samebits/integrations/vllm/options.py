@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from samebits import settings
-from samebits.errors import SettingError
+from samebits.errors import SettingError, UncoveredError
 from samebits.guard.receipts import receipts
 
+log = logging.getLogger("vllm.samebits")
 KEY = "samebits"
 
 
@@ -86,3 +88,22 @@ def _check_receipts(wanted: Any) -> None:
             f"{KEY}: receipts={wanted!r} is neither a path nor a table with path and, as they "
             f"like, {', '.join(sorted(names - {'path'}))}"
         )
+
+
+def settle(options: Options, reasons: list[str], what: str) -> None:
+    """Refuses `what` for its reasons, or names them in the log, as the policy says.
+
+    Raises:
+        UncoveredError: there are reasons and the policy is ``refuse``.
+    """
+    if not reasons:
+        return
+    listed = "".join(f"\n  - {reason}" for reason in reasons)
+    if options.policy == "refuse":
+        raise UncoveredError(
+            "vLLM",
+            f"{what} has parts that no contract covers:{listed}\n",
+            remedy="Change them, or run with --additional-config "
+            '\'{"samebits": {"policy": "warn"}}\', which promises nothing for what is listed',
+        )
+    log.warning("samebits promises nothing for these parts of %s:%s", what, listed)

@@ -7,14 +7,13 @@ import logging
 from typing import Any
 
 from samebits.errors import PlanError
-from samebits.integrations.vllm import hooks
-from samebits.integrations.vllm.options import Options
+from samebits.integrations.vllm import config
+from samebits.integrations.vllm.options import Options, settle
 from samebits.integrations.vllm.patches import Patches
 from samebits.ops import parallel
 from samebits.ops.parallel import ranks
 
 log = logging.getLogger("vllm.samebits")
-_BACKEND = "samebits.integrations.vllm.attention.SamebitsBackend"
 #: What is replaced in this process, and for which options.
 _patches = Patches()
 _options: Options | None = None
@@ -23,19 +22,6 @@ _options: Options | None = None
 def equipped() -> bool:
     """Whether a worker of this process has samebits."""
     return _options is not None
-
-
-def offer_attention() -> None:
-    """Registers the attention backend with vLLM in this process. Idempotent.
-
-    On a GPU it is chosen by the configuration; on a CPU, where vLLM has no choice, it stands in for
-    the only one.
-    """
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-    name = "CPU_ATTN" if current_platform.is_cpu() else "CUSTOM"
-    register_backend(AttentionBackendEnum[name], _BACKEND)
 
 
 def equip(worker: Any, options: Options) -> None:
@@ -47,27 +33,30 @@ def equip(worker: Any, options: Options) -> None:
     """
     global _options
     import samebits
-    from samebits.integrations.vllm import layers
+    from samebits.integrations.vllm import layers, moe
 
     samebits.enable(policy=options.policy)
     if options.plan is not None:
         samebits.plan.load(options.plan)
-    offer_attention()
+    config.offer_attention()
     if _options is None:
         _replace(worker.vllm_config, options)
         _options = options
-    load = worker.load_model
+    load, several = worker.load_model, worker.vllm_config.parallel_config.tensor_parallel_size > 1
 
     @functools.wraps(load)
     def load_model(*args: Any, **kwargs: Any) -> Any:
         agree(options)
         result = load(*args, **kwargs)
         check_model(worker, options)
-        layers.fuse(_patches, worker.model_runner.get_model())
+        model = worker.model_runner.get_model()
+        layers.fuse(_patches, model)
+        if several:
+            moe.whole(model)
         return result
 
     worker.load_model = load_model
-    if worker.vllm_config.parallel_config.tensor_parallel_size > 1:
+    if several:
         execute = worker.execute_model
 
         @functools.wraps(execute)
@@ -78,22 +67,23 @@ def equip(worker: Any, options: Options) -> None:
         worker.execute_model = execute_model
 
 
-def _replace(config: Any, options: Options) -> None:
+def _replace(engine: Any, options: Options) -> None:
+    """Replaces vLLM's layers and samplers in this process for an engine's ``VllmConfig``."""
     from samebits.integrations.vllm import layers, lora, moe, runner2, sampler, verify
 
-    ranks = config.parallel_config.tensor_parallel_size
+    ranks, model = engine.parallel_config.tensor_parallel_size, engine.model_config
     layers.install(_patches, options.shared_tree(ranks), options.receipts is not None)
-    moe.install(_patches, ranks if config.model_config.is_moe else 1)
-    sampler.install(_patches, config.model_config.seed or 0)
+    moe.install(_patches, ranks if model.is_moe else 1)
+    sampler.install(_patches, model.seed or 0)
     verify.install(_patches)
-    if config.lora_config is not None:
+    if engine.lora_config is not None:
         lora.install(_patches)
-    if getattr(config, "use_v2_model_runner", False):
+    if getattr(engine, "use_v2_model_runner", False):
         runner2.install(_patches)
     if options.receipts is not None:
         from samebits.integrations.vllm import receipts
 
-        receipts.install(_patches, options.receipts, config.model_config.seed or 0)
+        receipts.install(_patches, options.receipts, model.seed or 0)
 
 
 def decides_bits(options: Options) -> dict[str, str]:
@@ -132,5 +122,5 @@ def check_model(worker: Any, options: Options) -> None:
     from samebits.integrations.vllm import model
 
     found = worker.model_runner.get_model()
-    hooks.settle(options, model.reasons(found), "this model")
+    settle(options, model.reasons(found), "this model")
     log.info("samebits: %s", model.summary(found, decides_bits(options)))
