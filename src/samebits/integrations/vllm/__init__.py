@@ -5,13 +5,13 @@ until a configuration asks for it, by ``SAMEBITS=1`` in the environment or by
 ``--additional-config '{"samebits": true}'``:
 
     options.py    what a configuration asks for
-    hooks.py      the three places where the plugin waits: a configuration is made, a worker is made,
-                  a request is taken
+    hooks.py      where the plugin waits: a configuration or a worker is made, a request is taken
     config.py     what is set in a configuration, and the reasons to refuse one
     requests.py   token ids that a request must not name
     model.py      the reasons to refuse a loaded model
-    backend.py    what vLLM is told about attention; attention.py, attention_gpu.py, attention_cpu.py
-    layers.py, moe.py, lora.py, sampler.py, verify.py    calls into samebits.ops
+    backend.py    what vLLM is told about attention
+    attention.py, attention_gpu.py, attention_cpu.py, layers.py, moe.py, lora.py, sampler.py,
+    verify.py     calls into samebits.ops
     workers.py    all ranks agree on what decides bits before a weight is loaded
 
 No number is computed here: every bit is decided in `samebits.ops`.
