@@ -14,9 +14,11 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samebits.engines import ahead
 from samebits.errors import DeviceError
 
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
@@ -54,7 +56,7 @@ def compile_source(
     kept = _cache() / (_digest(version(), options, texts) + ".cubin")
     if kept.is_file():
         return kept.read_bytes()
-    cubin = _compile(texts, path.name, options)
+    cubin = ahead.compiled(kept.name, partial(_compile, texts, path.name, options))
     _keep(kept, cubin)
     return cubin
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from samebits.engines import ahead
 from samebits.engines.driver import _cuda
 from samebits.errors import ContractError, DeviceError
 
@@ -176,9 +177,7 @@ def _compile(
 ) -> _cuda.Kernel:
     """`kernel` compiled by Triton for the class of `args`, and loaded on `device`."""
     with torch.cuda.device(device):
-        compiled = kernel.warmup(*args, grid=(1,), **named)
-        if hasattr(compiled, "result"):  # compiled in another thread
-            compiled = compiled.result()
+        compiled = ahead.of_triton(kernel.warmup(*args, grid=(1,), **named))
     _check_blocks(kernel.__name__, compiled.asm["ttgir"])
     made = compiled.metadata
     return _cuda.Kernel(

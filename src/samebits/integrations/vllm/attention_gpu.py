@@ -68,7 +68,7 @@ class GpuMetadataBuilder(AttentionMetadataBuilder[GpuMetadata]):
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> GpuMetadata:
         common = common_attn_metadata
-        return GpuMetadata(common.num_actual_tokens, _parts(common), causal(common))
+        return GpuMetadata(common.num_actual_tokens, parts(common), causal(common))
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> GpuMetadata:
         """One part that serves every length that its table holds."""
@@ -85,7 +85,7 @@ def _whole(common: Any) -> Part:
     )  # fmt: skip
 
 
-def _parts(common: Any) -> list[Part]:
+def parts(common: Any) -> list[Part]:
     """The batch as one part, or as the requests of one row that lead it and the others.
 
     Both model runners put requests that decode in front. Apart from the others they are a decoding

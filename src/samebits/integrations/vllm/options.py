@@ -27,12 +27,15 @@ class Options:
             None: where there is more than one rank. True on one rank gives it the bits of several.
         receipts: a path, or a table with ``path`` and other arguments of `samebits.receipts`, to
             keep a receipt of each request; None: none are kept.
+        warm_up: compile on a GPU what the model will need when the worker starts, in several
+            threads, so that no request waits for a compiler.
     """
 
     policy: Literal["refuse", "warn"] = "refuse"
     plan: str | None = None
     tp_invariant: bool | None = None
     receipts: str | dict[str, Any] | None = None
+    warm_up: bool = False
 
     def shared_tree(self, ranks: int) -> bool:
         """Whether row-parallel products of `ranks` ranks have the tree that all sizes share."""
@@ -73,6 +76,8 @@ def requested(additional_config: Any) -> Options | None:
         raise SettingError(f"{KEY}: policy={options.policy!r} is not 'refuse' or 'warn'")
     if options.tp_invariant not in (None, True, False):
         raise SettingError(f"{KEY}: tp_invariant={options.tp_invariant!r} is not true or false")
+    if options.warm_up not in (True, False):
+        raise SettingError(f"{KEY}: warm_up={options.warm_up!r} is not true or false")
     if options.plan is not None and not isinstance(options.plan, str):
         raise SettingError(f"{KEY}: plan={options.plan!r} is not a path")
     _check_receipts(options.receipts)

@@ -6,6 +6,8 @@ import functools
 import logging
 from typing import Any
 
+import torch
+
 from samebits.errors import PlanError
 from samebits.integrations.vllm import config
 from samebits.integrations.vllm.options import Options, settle
@@ -33,7 +35,7 @@ def equip(worker: Any, options: Options) -> None:
     """
     global _options
     import samebits
-    from samebits.integrations.vllm import layers, moe
+    from samebits.integrations.vllm import layers, moe, warm
 
     samebits.enable(policy=options.policy)
     if options.plan is not None:
@@ -53,6 +55,8 @@ def equip(worker: Any, options: Options) -> None:
         layers.fuse(_patches, model)
         if several:
             moe.whole(model)
+        if options.warm_up and torch.device(worker.device).type == "cuda":
+            warm.warm_up(worker)
         return result
 
     worker.load_model = load_model

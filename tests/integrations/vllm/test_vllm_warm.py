@@ -1,0 +1,100 @@
+"""What a server compiles at its start, made on a CPU, where nothing has to be compiled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm_engines import HAS_VLLM
+
+from samebits.engines.ahead import compile_ahead
+from samebits.engines.schedule import BUCKETS
+from samebits.integrations.vllm import warm
+
+LIMITS = warm.Limits(tokens=600, requests=9, keys=2048)
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    """Stands for vLLM's method of a layer; knows the rows of every product."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        assert x.is_contiguous()
+        self.rows.append(len(x))
+        return torch.nn.functional.linear(x, layer.samebits_weight, bias)
+
+
+class Linear(torch.nn.Module):
+    """A layer as `layers._weights_ready` leaves it."""
+
+    def __init__(self, method: Recorder, n: int, k: int, **fields: Any) -> None:
+        super().__init__()
+        self.samebits_weight, self.samebits_tree, self.bias = torch.ones(n, k), "", None
+        self.quant_method = method
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.quant_method.rows.append(len(x))
+        return x
+
+
+def test_every_bucket_of_rows_is_there_with_and_without_a_multiple_of_16() -> None:
+    found = warm.rows(600)
+    assert [n for n in found if n in BUCKETS] == [n for n in BUCKETS if n <= 600]
+    assert {511, 512, 600} <= set(found) and max(found) == 600
+    assert warm.rows(1) == [1]
+
+
+def test_each_kind_of_product_is_made_once_with_every_number_of_rows() -> None:
+    column, row, parallel, head = (Recorder() for _ in range(4))
+    model = torch.nn.ModuleList((
+        Linear(column, 4, 8), Linear(column, 4, 8),  # the same kind
+        Linear(row, 4, 8, reduce_results=True, tp_size=1),
+        Linear(parallel, 4, 8, reduce_results=True, tp_size=2),
+        Linear(head, 16, 8, num_embeddings=16), torch.nn.Linear(3, 3),
+    ))  # fmt: skip
+    assert compile_ahead(warm.products(model, LIMITS), 1) == []
+    assert column.rows == row.rows == warm.rows(600)
+    assert parallel.rows == []  # ranks would wait for each other
+    assert head.rows == warm.rows(9)
+
+
+def test_mixtures_of_one_rank_are_made() -> None:
+    layer = torch.nn.Module()
+    layer.w13_weight, layer.w2_weight = torch.ones(4, 32, 16), torch.ones(4, 16, 16)
+    layer.expert_map, layer.top_k, layer.activation = None, 2, SimpleNamespace(value="silu")
+    few = warm.Limits(tokens=32, requests=4, keys=64)
+    calls = list(warm.experts(torch.nn.ModuleList((layer, layer)), few))
+    assert len(calls) == len(warm.rows(32))
+    assert compile_ahead(calls, 1) == []
+    layer.expert_map = torch.zeros(8)
+    assert list(warm.experts(layer, few)) == []
+
+
+def test_draws_with_all_filters_are_made() -> None:
+    calls = list(warm.draws(50, LIMITS, CPU))
+    assert len(calls) == 3 * (8 + 1)
+    assert compile_ahead(calls, 1) == []
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+@pytest.mark.parametrize("window", [None, 40])
+def test_steps_of_all_kinds_are_made(window: int | None) -> None:
+    from samebits.integrations.vllm.attention_gpu import GpuImpl
+
+    class Layer(torch.nn.Module):
+        dtype = torch.float32
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.impl = GpuImpl(2, 16, 0.25, num_kv_heads=1, sliding_window=window)
+
+    calls = list(warm.attention(torch.nn.ModuleList((Layer(), Layer())), LIMITS, CPU))
+    assert len(calls) == 8  # of 13: 2 have too many tokens, 1 too many requests, 2 too many keys
+    assert compile_ahead(calls, 1) == []
