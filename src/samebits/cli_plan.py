@@ -83,6 +83,8 @@ def show(
         found = committed(device) if plan is None else read(plan)
         wanted = {_shape(text) for text in shape or ()}
         entries = [e for e in found.entries if (e.key.n, e.key.k) in wanted] if wanted else None
+        if entries == []:
+            raise PlanError(f"{found} holds no weight of {', '.join(shape or ())}")
         report.show(found, Console(), entries)
 
 
@@ -101,6 +103,8 @@ def verify(plan: PlanFile = None, device: Device = "sm_90") -> None:
 
     with _errors("verify"):
         found = committed(device) if plan is None else read(plan)
+        if not any(entry.choices for entry in found.entries):
+            raise PlanError(f"{found} holds no schedules: there is nothing to compare")
         holds = report.verdicts(checks.verify(found), Console())
     raise typer.Exit(0 if holds else 1)
 
@@ -151,6 +155,7 @@ def tune(
     from samebits.plan import stack
     from samebits.plan.contracts import device_class_of
     from samebits.plan.models import MODELS
+    from samebits.plan.tune import missing
     from samebits.plan.tune import tune as run
     from samebits.plan.tune.benches import benches, measurable
     from samebits.plan.tune.precompile import precompile
@@ -161,14 +166,14 @@ def tune(
         kind = device_class_of(device)
         wanted = _keys(list(MODELS) if every else model, shape, tp, dtype, kind)
         keys = [key for key in wanted if measurable(key)]
-        open_bench = benches(kind)
+        open_bench, here = benches(kind), stack.here(kind)
         if workers:
-            precompile(keys, kind, workers)
+            precompile(missing(keys, out, here, again=again), kind, workers)
         with report.progress(console) as tell:
             found = run(
                 keys,
                 open_bench,
-                stack.here(kind),
+                here,
                 out,
                 stock=keys if stock else (),
                 seconds=seconds,
@@ -195,6 +200,8 @@ def _keys(
     found: dict[ScheduleKey, None] = {}
     for what in (*(models or ()), *([[_shape(s) for s in shapes]] if shapes else ())):
         found |= dict.fromkeys(keys_of(what, device=device, dtype=dtype, tp=sizes))
+    if not found and shapes:
+        raise PlanError(f"--tp {tp}: a bare shape is not cut; give --tp 1, or the shape of a part")
     if not found:
         raise PlanError("name something: --model llama-3-8b, --shape 4096,14336")
     return list(found)

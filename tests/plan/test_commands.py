@@ -122,6 +122,10 @@ def test_what_needs_the_device_says_so(file: Path, tmp_path: Path) -> None:
         (("build", "--shape", "8,8", "--dtype", "int8", "-o", "x.json"), "int8"),
         (("build", "--shape", "8,8", "--device", "sm_70", "-o", "x.json"), "sm_70"),
         (("show", "nowhere.json"), "nowhere.json"),
+        (("show", "--shape", "3,5"), "holds no weight of 3,5"),
+        (("build", "--shape", "8,8", "--tp", "3", "-o", "x.json"), "a bare shape is not cut"),
+        (("build", "--shape", f"{2**31},8", "-o", "x.json"), "below 2**31"),
+        (("verify", "--device", "cpu"), "holds no schedules"),
     ],
 )
 def test_misuse_is_one_line_and_status_2(

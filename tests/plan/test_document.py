@@ -139,6 +139,9 @@ def set_at(*path: Any) -> Any:
         (set_at("format", 99), "format 99"),
         (set_at("extra", 1), "no plan"),
         (set_at("entries", 5), "no plan"),
+        (set_at("entries", 0, "choices", 3, 1, -0.1), "no plan"),
+        (set_at("entries", 0, "stock_us", 2, None), "no plan"),
+        (set_at("entries", 0, "stock_us", 2, float("nan")), "no plan"),
     ],
 )
 def test_an_edited_file_is_refused(plan: Plan, edit: Any, words: str) -> None:
@@ -166,6 +169,8 @@ def resealed(plan: Plan, edit: Any) -> bytes:
         (set_at("entries", 0, "stock_us", [1.0]), "1 times"),
         (set_at("entries", 0, "key", "tree", "ring(3)"), "no such contract"),
         (set_at("entries", 0, "key", "op", "sorcery"), "sorcery"),
+        (set_at("entries", 0, "key", "n", -8), "negative"),
+        (set_at("entries", 0, "key", "device", "cpu"), "no such contract"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(plan: Plan, edit: Any, words: str) -> None:
@@ -223,3 +228,27 @@ def test_merging(plan: Plan, stack: Stack) -> None:
     other = Plan.of(plan.entries[1:], replace(stack, cublaslt="14.0.0"))
     with pytest.raises(PlanError, match="two stacks"):
         document.merged([a, other], "sm_90")
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda text: json.dumps(json.loads(text), indent=1),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text + "\n",
+        lambda text: text.replace('"tuned":', '"tuned":"2020-01-01",\n"tuned":'),
+        lambda text: text.replace('"device_class":', '"noise":1,"device_class":'),
+        lambda text: text.replace("12.5", "12.50"),
+    ],
+    ids=["pretty", "line ends", "an empty line", "a name twice", "an unknown name", "a number"],
+)
+def test_the_same_content_in_other_bytes_is_refused(plan: Plan, rewrite: Any) -> None:
+    data = rewrite(document.write(plan).decode()).encode()
+    assert data != document.write(plan)
+    with pytest.raises(PlanError, match="not the canonical ones"):
+        document.parse(data)
+
+
+def test_a_plan_is_for_one_device_class(plan: Plan, keys: list[ScheduleKey]) -> None:
+    with pytest.raises(PlanError, match="does not belong into a plan for sm_80"):
+        document.parse(resealed(plan, set_at("stack", "device_class", "sm_80")))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from samebits.contract import ContractKey
 from samebits.plan import document, planner, tables
-from samebits.plan.builder import keys_of
+from samebits.plan import stack as stacks
+from samebits.plan.builder import build, keys_of
 from samebits.plan.planner import row_for
 
 ROOT = Path(str(tables.ROOT))
@@ -57,3 +59,24 @@ def test_a_vendor_s_algorithm_runs_with_its_own_library_alone(
     assert not any(schedule.library for schedule in row.own)
     vendors = any(schedule.library for schedule in row.schedules)
     assert vendors == (library == "the table's")
+
+
+def test_a_plan_that_is_built_elsewhere_has_neither_the_times_nor_the_vendor_s_algorithms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = tables.committed("sm_90")
+    key = ContractKey("linear", "bf16", "bf16", "sm_90", n=6144, k=4096)
+    for version in ("99.0.0", table.stack.cublaslt):
+        here = replace(table.stack, device="another", cublaslt=version)
+        monkeypatch.setattr(stacks, "here", lambda device, here=here: here)
+        monkeypatch.setattr(tables, "cublaslt", lambda version=version: version)
+        planner.back_to_tables()
+        (entry,) = build([(6144, 4096)], device="sm_90").entries
+        row = row_for(key)
+        assert tuple(choice.schedule for choice in entry.choices) == row.schedules
+        assert any(s.library for s in row.schedules) == (version == table.stack.cublaslt)
+        assert not entry.stock_us and all(choice.us is None for choice in entry.choices)
+    planner.back_to_tables()
+    driver = replace(table.stack, driver="999.9")
+    monkeypatch.setattr(stacks, "here", lambda device: driver)
+    assert build([(6144, 4096)], device="sm_90").entries[0] in table.entries

@@ -14,7 +14,7 @@ from samebits.engines.schedule import Schedule, ScheduleKey
 from samebits.errors import PlanError
 from samebits.plan import document
 from samebits.plan.stack import Stack
-from samebits.plan.tune import Effort, Step, search, tune
+from samebits.plan.tune import Effort, Step, missing, search, tune
 from samebits.plan.tune.search import Seeds, choice_of
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -183,3 +183,16 @@ def test_struck_schedules_are_in_the_file(
     (entry,) = found.struck
     assert document.read(path).entries[0].struck == entry.struck
     assert entry.struck[0].schedule == Broken()
+
+
+def test_a_session_goes_on_under_another_driver(
+    keys: list[ScheduleKey], stack: Stack, device: FakeDevice, tmp_path: Path
+) -> None:
+    path = tmp_path / "linear.json"
+    assert missing(keys, path, stack) == keys
+    tune(keys[:1], device, stack, path)
+    newer = msgspec.structs.replace(stack, driver="999.1")
+    assert missing(keys, path, newer) == keys[1:]
+    assert missing(keys, path, newer, again=True) == keys
+    whole = tune(keys, device, newer, path)
+    assert device.opened == keys and whole.plan.stack == newer

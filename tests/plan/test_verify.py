@@ -89,19 +89,26 @@ def test_no_device_is_said(keys: list[ScheduleKey], stack: Stack) -> None:
             list(verify(plan_of(keys, stack, Own(tile=8))))
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (Vendor(algorithm=66), ""),
+        (Broken(), "3 schedules have other bits.*elements differs"),
+        (Absent(), "3 keys could not be compared here, or do not run"),
+    ],
+    ids=["sound", "broken", "absent"],
+)
 def test_another_stack_loads_after_verification(
-    keys: list[ScheduleKey], stack: Stack, device: FakeDevice, broken: bool, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    keys: list[ScheduleKey], stack: Stack, device: FakeDevice, schedule: Schedule, words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    schedule = Broken() if broken else Vendor(algorithm=66)
     plan_of(keys, stack, schedule).save(tmp_path / "plan.json")
     here = msgspec.structs.replace(stack, torch="9.9")
     monkeypatch.setattr(stacks, "here", lambda device: here)
     monkeypatch.setattr(stacks, "gpu_of", lambda device: 0)
     monkeypatch.setattr(checks, "benches", lambda name: device)
-    if broken:
-        with pytest.raises(PlanError, match=r"3 schedules have other bits.*elements differs"):
+    if words:
+        with pytest.raises(PlanError, match=words):
             front.load(tmp_path / "plan.json", verify=True)
         return
     front.load(tmp_path / "plan.json", verify=True)
@@ -205,3 +212,19 @@ def test_shapes_that_are_none_are_refused(shape: tuple[int, int]) -> None:
 def test_a_device_without_contracts_is_refused() -> None:
     with pytest.raises(ContractError, match="sm_70"):
         build([(8, 8)], device="sm_70")
+
+
+def test_what_runs_beyond_the_largest_bucket_is_compared(
+    keys: list[ScheduleKey], stack: Stack, device: FakeDevice
+) -> None:
+    (entry,) = plan_of(keys[:1], stack, Own(tile=8)).entries
+    beyond = msgspec.structs.replace(
+        entry, choices=(*entry.choices[:-1], Choice(schedule=Broken()))
+    )
+    (verdict,) = verify(Plan.of([beyond], stack), device)
+    assert [(s.schedule, s.m) for s in verdict.struck] == [(Broken(), BUCKETS[-1])]
+
+
+def test_plans_of_two_devices_are_not_compared(keys: list[ScheduleKey], stack: Stack) -> None:
+    with pytest.raises(PlanError, match="a plan for sm_90 and one for cpu"):
+        diff(plan_of(keys, stack, Own(tile=8)), build([(8, 8)], device="cpu"))

@@ -6,10 +6,13 @@ a schedule self-describing in a plan file.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import ClassVar
 
 import msgspec
 
+#: Powers of two, for `Schedule.allowed`.
+POWERS: tuple[int, ...] = tuple(1 << i for i in range(13))
 #: The largest M of each bucket of rows; the last bucket has no end.
 BUCKETS: tuple[int, ...] = (
     1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
@@ -29,9 +32,20 @@ class Schedule(
     Attributes:
         library: the vendor's library whose algorithm it names ("cublaslt"), else "". Such a
             schedule means nothing to another version of the library.
+        allowed: what integer fields may be, by name. Kernels rely on it, and a plan file can say
+            anything.
+
+    Raises:
+        ValueError: a field has another value.
     """
 
     library: ClassVar[str] = ""
+    allowed: ClassVar[Mapping[str, Container[int]]] = {}
+
+    def __post_init__(self) -> None:
+        for name, values in self.allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)}, not one of {values}")
 
 
 class ScheduleKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from samebits.plan.document import Choice, Entry, Plan
 from samebits.plan.families import default_at, has_schedules
 from samebits.plan.keys import contract_at, schedule_key
 from samebits.plan.models import Model, Weight, cuts, model_of
+from samebits.plan.stack import Stack
 
 Shapes = str | torch.nn.Module | Iterable[tuple[int, int]]
 
@@ -50,14 +51,32 @@ def build(
 
 
 def entries_of(keys: Iterable[ScheduleKey]) -> list[Entry]:
-    """An entry for each key: of the plan in force, else the analytical defaults."""
+    """An entry for each key: of the plan in force, else the analytical defaults.
+
+    Of a plan that was made on another stack they have no times, and no algorithm of another version
+    of a vendor's library.
+    """
     keys = tuple(keys)
     known = {
-        entry.key: entry
-        for device in {key.device for key in keys}
-        for entry in planner.in_force(device).entries
+        entry.key: _here(entry, plan.stack)
+        for plan in {key.device: planner.in_force(key.device) for key in keys}.values()
+        for entry in plan.entries
     }
     return [known.get(key) or default_entry(key) for key in keys]
+
+
+def _here(entry: Entry, made_on: Stack) -> Entry:
+    """What an entry says on this stack."""
+    here = stack.here(entry.key.device)
+    if made_on.times_hold_on(here):
+        return entry
+    choices = []
+    for choice, own in zip(entry.choices, planner.own_of(entry.key, entry.choices), strict=True):
+        vendors = bool(choice.schedule.library) and made_on.cublaslt == here.cublaslt
+        choices.append(
+            Choice(schedule=choice.schedule, own=own) if vendors else Choice(schedule=own)
+        )
+    return Entry(key=entry.key, contract=entry.contract, choices=tuple(choices))
 
 
 def keys_of(
@@ -109,8 +128,12 @@ def _weights(model_or_shapes: Shapes) -> list[Weight]:
         shapes = model_or_shapes
     weights = []
     for shape in dict.fromkeys(tuple(shape) for shape in shapes):
-        if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in shape):
-            raise PlanError(f"shape {shape}: give (n, k), the output features and the length of k")
+        sizes = all(isinstance(size, int) and 0 < size < 2**31 for size in shape)
+        if len(shape) != 2 or not sizes:
+            raise PlanError(
+                f"shape {shape}: give (n, k), the output features and the length of k, each below "
+                "2**31"
+            )
         weights.append(Weight(f"{shape[0]}x{shape[1]}", *shape))
     if not weights:
         raise PlanError("there is nothing to plan: no shape was given, and no module was linear")

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+from samebits.errors import PlanError
 from samebits.plan.document import Entry, Plan
 
 Kind = Literal["bits", "added", "removed", "speed"]
@@ -48,7 +49,13 @@ def diff(before: Plan, after: Plan) -> Difference:
 
     A key holds its tree: a weight that has one tree in one plan and another in the other has other
     bits, and stands under its new key.
+
+    Raises:
+        PlanError: the plans are for two device classes.
     """
+    classes = before.stack.device_class, after.stack.device_class
+    if classes[0] != classes[1]:
+        raise PlanError(f"a plan for {classes[0]} and one for {classes[1]} have no key in common")
     old = {entry.key: entry for entry in before.entries}
     new = {entry.key: entry for entry in after.entries}
     gone = {_without_tree(key): key for key in old if key not in new}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -102,8 +102,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """A plan with its entries in canonical order.
 
         Raises:
-            PlanError: two entries have one key.
+            PlanError: two entries have one key, or one is for another device class than the stack.
         """
+        entries = tuple(entries)
+        for entry in entries:
+            if entry.key.device != stack.device_class:
+                raise PlanError(f"{entry.key} does not belong into a plan for {stack.device_class}")
         ordered = sorted(entries, key=lambda entry: encode(entry.key))
         keys = [entry.key for entry in ordered]
         if len(set(keys)) < len(keys):
@@ -164,22 +168,26 @@ def digest(value: Any) -> str:
 # ---- the file ----------------------------------------------------------------------------------
 
 
+#: A measured time in microseconds.
+_Time = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class _Row(msgspec.Struct, frozen=True, array_like=True):
     """A `Choice` with the numbers of its schedules."""
 
     schedule: int
-    us: float | None
+    us: _Time | None
     runner_up: int | None
-    runner_up_us: float | None
+    runner_up_us: _Time | None
     own: int | None
-    own_us: float | None
+    own_us: _Time | None
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     key: ScheduleKey
     contract: str
     choices: tuple[_Row, ...]
-    stock_us: tuple[float, ...]
+    stock_us: tuple[_Time, ...]
     struck: tuple[tuple[int, int, str], ...]
 
 
@@ -298,6 +306,11 @@ def parse(data: bytes) -> Plan:
     plan = _resolved(file)
     if (plan.id, plan.schedules_id) != (file.id, file.schedules_id):
         raise PlanError("the recorded ids are not those of its content: build or tune it anew")
+    if write(plan) != data:
+        raise PlanError(
+            "its bytes are not the canonical ones of its content: it was written anew by another "
+            "program, or holds a name twice, an unknown name, or a schedule that nothing uses"
+        )
     return plan
 
 

@@ -24,7 +24,8 @@ def load(path: str | Path, *, verify: bool = False) -> Plan:
     Raises:
         PlanError: the file is damaged or was edited; it promises other bits than this release; it
             is for a device class that this machine has not; it was made with other versions of the
-            libraries; a schedule has other bits than its contract.
+            libraries; a schedule has other bits than its contract, does not run here, or is for
+            an operation that nothing compares.
         OSError: the file cannot be read.
     """
     plan = read(path)
@@ -51,10 +52,18 @@ def _require_stack(plan: Plan, path: str, verify: bool) -> None:
         return
     from samebits.plan.verify import verify as verified  # loads Triton's kernels
 
-    wrong = [verdict for verdict in verified(plan) if verdict.struck]
+    verdicts = list(verified(plan))
+    wrong = [(verdict.key, struck) for verdict in verdicts for struck in verdict.struck]
     if wrong:
-        first = wrong[0].struck[0]
+        key, first = wrong[0]
         raise PlanError(
-            f"{path}: {sum(len(v.struck) for v in wrong)} schedules have other bits than their "
-            f"contracts here; the first: {wrong[0].key}, {first.schedule}: {first.why}. Tune anew"
+            f"{path}: {len(wrong)} schedules have other bits than their contracts here; the first: "
+            f"{key}, {first.schedule}: {first.why}. Tune anew"
+        )
+    unsure = [v.key for v in verdicts if v.compared is None]
+    unsure += [v.key for v in verdicts if any(not s.library for s in v.unsuitable)]
+    if unsure:
+        raise PlanError(
+            f"{path}: schedules of {len(unsure)} keys could not be compared here, or do not run; "
+            f"the first: {unsure[0]}. Tune anew"
         )

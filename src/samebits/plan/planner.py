@@ -87,7 +87,7 @@ def _row(key: ScheduleKey) -> Row:
     tuned = _choices(key.device)
     general = tuple(general_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
     if key in tuned:
-        own = _own(key, tuned[key])
+        own = own_of(key, tuned[key])
         vendors = any(choice.schedule.library for choice in tuned[key])
         if vendors and not _same_library(key.device):
             return Row(key, own, own, general)
@@ -95,14 +95,14 @@ def _row(key: ScheduleKey) -> Row:
     if key.dtype == key.out_dtype == "fp16":  # moves and multiplies as fast as bf16
         twin = msgspec.structs.replace(key, dtype="bf16", out_dtype="bf16")
         if twin in tuned:
-            own = _own(key, tuned[twin])
+            own = own_of(key, tuned[twin])
             return Row(key, own, own, general)
     defaults = tuple(default_at(key, bucket) for bucket in range(len(BUCKETS) + 1))
     return Row(key, defaults, defaults, general)
 
 
-def _own(key: ScheduleKey, choices: tuple[Choice, ...]) -> tuple[Schedule, ...]:
-    """The fastest of this project's kernels in every bucket."""
+def own_of(key: ScheduleKey, choices: tuple[Choice, ...]) -> tuple[Schedule, ...]:
+    """The fastest of this project's kernels in every bucket, of a key's choices."""
     return tuple(
         (choice.own or default_at(key, bucket)) if choice.schedule.library else choice.schedule
         for bucket, choice in enumerate(choices)

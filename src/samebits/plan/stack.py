@@ -32,6 +32,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     triton: str = ""
     cublaslt: str = ""
 
+    def times_hold_on(self, other: Stack) -> bool:
+        """Whether times measured here go with times measured there: all but the driver is equal."""
+        return msgspec.structs.replace(self, driver=other.driver) == other
+
     def differences(self, other: Stack) -> list[str]:
         """What has another version on `other`, in words; the driver and the device may differ."""
         return [

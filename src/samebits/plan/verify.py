@@ -68,7 +68,8 @@ def verify(plan: Plan, open_bench: Opening | None = None) -> Iterator[Verdict]:
     """A verdict for every key of `plan` that has schedules.
 
     A bucket's schedules (the chosen one, the runner-up, our own) run at its largest number of rows
-    and at the smallest, on operands made to show another tree. All are compared with one reference
+    and at the smallest, those of the open end at the largest of all buckets, on operands made to
+    show another tree. All are compared with one reference
     result, of which the contract's evaluator computes a sample. The tree of each schedule is probed
     once, at the first of these numbers.
 
@@ -139,10 +140,10 @@ def _verdict(bench: Checker, entry: Entry) -> Verdict:
 
 def _places(entry: Entry) -> Iterator[tuple[Schedule, int]]:
     """Every schedule with the numbers of rows at the edges of the buckets that name it."""
-    below = 0
-    for m, choice in zip(BUCKETS, entry.choices, strict=False):
-        for schedule in dict.fromkeys((choice.schedule, choice.runner_up, choice.own)):
+    found: dict[tuple[Schedule, int], None] = {}
+    edges = zip((0, *BUCKETS), (*BUCKETS, BUCKETS[-1]), entry.choices, strict=True)
+    for below, m, choice in edges:
+        for schedule in (choice.schedule, choice.runner_up, choice.own):
             if schedule is not None:
-                for rows in dict.fromkeys((m, below + 1)):
-                    yield schedule, rows
-        below = m
+                found |= dict.fromkeys((schedule, rows) for rows in (m, min(below + 1, m)))
+    yield from found

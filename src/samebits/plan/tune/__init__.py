@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from samebits.plan.tune.search import Bench, Effort, Unsuitable, search
-from samebits.plan.tune.session import Outcome, Step, tune
+from samebits.plan.tune.session import Outcome, Step, missing, tune
 
-__all__ = ["Bench", "Effort", "Outcome", "Step", "Unsuitable", "search", "tune"]
+__all__ = ["Bench", "Effort", "Outcome", "Step", "Unsuitable", "missing", "search", "tune"]

@@ -76,7 +76,7 @@ def tune(
         PlanError: the file is no plan, or was made on another stack.
     """
     entries = {entry.key: entry for entry in _earlier(path, stack)}
-    todo = [key for key in dict.fromkeys(keys) if again or key not in entries]
+    todo = missing(keys, path, stack, again=again)
     timed, seeds, failed = set(stock), Seeds(), dict[ScheduleKey, str]()
     total, begin = len(todo) * len(BUCKETS), time.monotonic()
     for index, key in enumerate(todo):
@@ -104,11 +104,19 @@ def tune(
     return Outcome(_written(entries, stack, path), failed)
 
 
+def missing(
+    keys: Iterable[ScheduleKey], path: Path, stack: Stack, *, again: bool = False
+) -> list[ScheduleKey]:
+    """What `tune` with these arguments would measure. Errors as `tune`."""
+    kept = set() if again else {entry.key for entry in _earlier(path, stack)}
+    return [key for key in dict.fromkeys(keys) if key not in kept]
+
+
 def _earlier(path: Path, stack: Stack) -> tuple[Entry, ...]:
     if not path.exists():
         return ()
     plan = document.read(path)
-    if plan.stack != stack:
+    if not plan.stack.times_hold_on(stack):
         raise PlanError(
             f"{path} was measured on another stack ({plan.stack}): give another file for this one"
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from typing import ClassVar
+
 from samebits.engines.schedule import Schedule
 
 
@@ -19,6 +22,12 @@ class PrefillSchedule(Schedule, tag="cuda.prefill", frozen=True, kw_only=True):
     tiles: int = 96
     cluster: int = 1
     resident: int = 24 << 20
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        "tiles": range(1 << 31),
+        "cluster": (1, 2),
+        "resident": range(1, 1 << 40),
+    }
 
 
 class DecodeSchedule(Schedule, tag="cuda.decode", frozen=True, kw_only=True):
@@ -38,6 +47,12 @@ class DecodeSchedule(Schedule, tag="cuda.decode", frozen=True, kw_only=True):
     leaves: int = 4
     most: int = 64
     blocks: int = 132
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        "spread": range(9),  # a cluster's blocks
+        **dict.fromkeys(("places", "leaves", "most"), range(1 << 31)),
+        "blocks": range(1, 1 << 16),
+    }
 
     def spreads(self, lanes: int, leaves: int) -> bool:
         """Whether the leaves of each lane are spread over a cluster."""

@@ -7,15 +7,16 @@ Their bits are those of every other schedule of the contract. What they take is 
 from __future__ import annotations
 
 import functools
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from samebits.contract import CUDA_FMA, Chain, LinearContract
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, launcher
-from samebits.engines.schedule import Schedule
+from samebits.engines.schedule import POWERS, Schedule
 
 _HERE = Path(__file__).parent
 _HEADER = _HERE / "fma.cuh"
@@ -41,6 +42,12 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
     thread_columns: int = 8
     band: int = 8
 
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        **dict.fromkeys(("warp_rows", "warp_columns"), POWERS[:3]),
+        **dict.fromkeys(("thread_rows", "thread_columns"), (4, 8)),
+        "band": range(1, 1 << 16),
+    }
+
     @property
     def rows(self) -> int:
         """Rows of a tile."""
@@ -62,6 +69,11 @@ class FewFmaSchedule(Schedule, tag="cuda.fma.few", frozen=True, kw_only=True):
 
     columns: int = 32
     thread_rows: int = 1
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        "columns": (8, 16, 32),
+        "thread_rows": range(1, 5),
+    }
 
     @property
     def rows(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from typing import ClassVar
+
 from samebits.engines.leaves import Leaves
 from samebits.engines.schedule import Schedule
 
@@ -32,6 +35,14 @@ class ProductSchedule(Schedule, tag="cuda.linear", frozen=True, kw_only=True):
     split: bool = False
     share: int = 0
     band: int = 8
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        "groups": (1, 2),
+        "columns": range(8, WIDEST + 1, 8),
+        "chunks": (1, 2),
+        "share": (0, 1, 2),
+        "band": range(1, 1 << 16),
+    }
 
     @property
     def height(self) -> int:

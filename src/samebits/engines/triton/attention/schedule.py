@@ -6,11 +6,14 @@ of one sequence has to serve.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from typing import ClassVar
+
 from msgspec.structs import replace
 
 from samebits.contract import PORTABLE
 from samebits.engines.cuda.attention.schedule import DecodeSchedule, PrefillSchedule
-from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+from samebits.engines.schedule import BUCKETS, POWERS, Schedule, ScheduleKey
 
 #: Shared memory of a program that still leaves room on sm_90 (of 227 KiB).
 SHARED = 208 << 10
@@ -50,6 +53,16 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
     pdl: bool = True
     prefill: PrefillSchedule | None = None
     decode: DecodeSchedule | None = None
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        "block_m": POWERS[4:8],
+        "programs": range(1, 1 << 31),
+        "warps": POWERS[:5],
+        "stages": range(1, 17),
+        "span": POWERS[:3],
+        **dict.fromkeys(("values", "columns"), POWERS[4:9]),
+        "batch": POWERS[:9],
+    }
 
     def pipeline(self, programs: int) -> tuple[int, int]:
         """Steps taken together, and loads in flight, where that many programs run."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from typing import ClassVar
+
 from msgspec.structs import replace
 
-from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+from samebits.engines.schedule import BUCKETS, POWERS, Schedule, ScheduleKey
 
 
 class GroupedSchedule(Schedule, tag="triton.grouped", frozen=True, kw_only=True):
@@ -29,6 +32,13 @@ class GroupedSchedule(Schedule, tag="triton.grouped", frozen=True, kw_only=True)
     band: int = 8
     num_warps: int = 4
     num_stages: int = 4
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        **dict.fromkeys(("block_m", "block_n", "block_k"), POWERS[4:10]),
+        "band": range(1, 1 << 16),
+        "num_warps": POWERS[:5],
+        "num_stages": range(1, 17),
+    }
 
 
 def default(key: ScheduleKey, bucket: int) -> GroupedSchedule:

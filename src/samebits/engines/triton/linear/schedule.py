@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from functools import lru_cache
+from typing import ClassVar
 
 from msgspec.structs import replace
 
 from samebits.contract import CUDA_FMA, PORTABLE, LinearContract
 from samebits.contract.arithmetic import FORMATS
-from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+from samebits.engines.schedule import BUCKETS, POWERS, Schedule, ScheduleKey
 
 #: Leaves of a pairwise fold: every one is a loop of its own in the kernel.
 LONGEST_PAIRWISE = 16
@@ -43,6 +45,13 @@ class GemmSchedule(Schedule, tag="triton.gemm", frozen=True, kw_only=True):
     tma: bool = False
     persistent: bool = False
     group: int = 8
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        **dict.fromkeys(("block_m", "block_n", "block_k"), POWERS[4:10]),
+        "warps": POWERS[:5],
+        "stages": range(1, 17),
+        "group": range(1, 1 << 16),
+    }
 
     @property
     def plain(self) -> GemmSchedule:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from typing import ClassVar
+
 from samebits.contract.rows import HOPPER_LANES, HOPPER_LEAF
-from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
+from samebits.engines.schedule import BUCKETS, POWERS, Schedule, ScheduleKey
 
 #: Of the tree of rows on sm_90.
 LEAF, LANES = HOPPER_LEAF, HOPPER_LANES
@@ -23,6 +26,11 @@ class RowSchedule(Schedule, tag="triton.rows", frozen=True, kw_only=True):
 
     rows: int = 1
     num_warps: int = 4
+
+    allowed: ClassVar[Mapping[str, Container[int]]] = {
+        "rows": POWERS[:11],
+        "num_warps": POWERS[:5],
+    }
 
 
 def cdiv(a: int, b: int) -> int:
