@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "parallel.hpp"
@@ -23,14 +24,18 @@ struct Decoded {
   int32_t significand, exponent;
 };
 
-/// A finite v; bits below the format's last place are dropped.
+/// A finite v, by its fields; bits below the format's last place are dropped.
+///
+/// No format has a smaller exponent than fp32, so fp32's subnormals need no renormalising.
 inline Decoded decode(float v, int fraction, int min_exponent) {
-  if (v == 0.0f) return {0, kNoTerm};
-  int e;
-  std::frexp(v, &e);
-  e = std::max(e - 1, min_exponent);
-  const auto s = static_cast<int32_t>(std::ldexp(static_cast<double>(v), fraction - e));
-  return {s, s == 0 ? kNoTerm : e};
+  uint32_t word;
+  std::memcpy(&word, &v, sizeof word);
+  const auto field = static_cast<int32_t>(word >> 23 & 0xFF);
+  const int32_t own = std::max(field, 1) - 127, exponent = std::max(own, min_exponent);
+  const auto full = static_cast<int32_t>((word & 0x7FFFFF) | (field != 0 ? 1u << 23 : 0u));
+  const int32_t magnitude = full >> std::min(23 - fraction + exponent - own, 31);
+  const int32_t sign = -static_cast<int32_t>(word >> 31);
+  return {(magnitude ^ sign) - sign, magnitude == 0 ? kNoTerm : exponent};
 }
 
 /// The rows of an operand, decoded and filled up with zeros to whole blocks.
@@ -46,15 +51,18 @@ struct Rows {
     exponent.assign(static_cast<size_t>(rows * stride), kNoTerm);
     special.assign(static_cast<size_t>(rows * blocks), 0);
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < k; ++i) {
-        const float v = x[r * k + i];
-        if (!std::isfinite(v)) {
-          special[static_cast<size_t>(r * blocks + i / a.block)] = 1;
-          continue;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const float* v = x + r * k + b * a.block;
+        const auto at = static_cast<size_t>(r * stride + b * a.block);
+        const int64_t count = std::min<int64_t>(a.block, k - b * a.block);
+        bool finite = true;
+        for (int64_t i = 0; i < count; ++i) {
+          const Decoded d = decode(v[i], a.fraction, a.min_exponent);
+          significand[at + static_cast<size_t>(i)] = d.significand;
+          exponent[at + static_cast<size_t>(i)] = d.exponent;
+          finite &= std::isfinite(v[i]);
         }
-        const Decoded d = decode(v, a.fraction, a.min_exponent);
-        significand[static_cast<size_t>(r * stride + i)] = d.significand;
-        exponent[static_cast<size_t>(r * stride + i)] = d.exponent;
+        special[static_cast<size_t>(r * blocks + b)] = !finite;  // then the numbers are not read
       }
   }
 };
