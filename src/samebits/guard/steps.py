@@ -20,18 +20,28 @@ from samebits.guard.events import Event, Verdict, counts, publish
 T = TypeVar("T")
 
 
-def step(run: Callable[[], T], *, undo: Callable[[], None] | None = None, device: Any = None) -> T:
+def step(
+    run: Callable[[], T],
+    *,
+    undo: Callable[[], None] | None = None,
+    device: Any = None,
+    agree: Callable[[bool], bool] | None = None,
+    fixed: bool = False,
+) -> T:
     """Runs one step, and again if kernels found that they took another path than the contract's.
 
-    Then the step runs by the schedules that are believed, and once more by its own; two of three
+    Then the step runs once more by its own schedules, and by those that are believed; two of three
     that agree are right. The last run is one of the two, so caches hold what belongs to the result.
 
     Args:
-        run: computes the step; gives a tensor or a tuple of them. It is not a graph's replay: a
-            captured step is replayed by running its function.
-        undo: takes back what a run did besides, e.g. crops a KV cache that grew. A cache that is
-            written by position needs none.
+        run: computes the step; gives a tensor or a tuple of them.
+        undo: called before each further run: takes back what a run did besides, e.g. crops a KV
+            cache that grew. A cache that is written by position needs none.
         device: where it computes; the current GPU if there is one.
+        agree: for one of several ranks: from whether this rank found something to whether any did.
+            All of them run again, or none: a collective waits for all.
+        fixed: further runs have the same schedules, as a captured graph's replays do. The last one
+            is believed if its path is right.
 
     Returns:
         The result of `run` that is believed.
@@ -42,10 +52,10 @@ def step(run: Callable[[], T], *, undo: Callable[[], None] | None = None, device
     result = run()
     place = _device(device)
     found = tickets.take(place)
-    if not found:
+    if not (bool(found) if agree is None else agree(bool(found))):
         return result
     began = time.perf_counter()
-    counts.mismatches += 1
+    counts.mismatches += bool(found)
     counts.replays += 2
     first = results.copied(result)
 
@@ -59,37 +69,42 @@ def step(run: Callable[[], T], *, undo: Callable[[], None] | None = None, device
     passed = not tickets.take(place)
     with observe.believing():
         believed = again()
-    tickets.take(place)
-    verdict: Verdict
-    if results.same(first, believed):
-        verdict = "path" if results.same(kept, believed) else "transient"
-    elif results.same(kept, believed):
-        verdict = "transient" if passed else "schedule"
-    elif results.same(first, kept):
-        # The path says that both are wrong, and the simplest schedule disagrees with both.
-        verdict = "schedule"
-    else:
-        verdict = "undecided"
-    where = identify(place)
-    event = Event(
-        time=time.time(),
-        kind="path",
-        op="step",
-        contract=", ".join(sorted({subject.contract for subject, _ in found})),
-        plan=settle.plan_id(where.kind),
-        device=where,
-        site=settle.site(),
-        schedule=", ".join(sorted({subject.schedule for subject, _ in found})),
-        reference="the believed schedules, and the step again",
-        detail="; ".join(f"{n} tiles of {subject.op}" for subject, n in found),
-        verdict=verdict,
-        replaced=not results.same(first, believed),
-        seconds=time.perf_counter() - began,
-    )
-    counts.seconds += event.seconds
-    publish(event)
-    settle.raise_alarm(event)
+    believable = not tickets.take(place) or not fixed
+    verdict = _verdict(first, kept, believed, passed) if believable else "undecided"
+    replaced = not results.same(first, believed)
+    counts.seconds += time.perf_counter() - began
+    if found or replaced or verdict == "undecided":
+        where = identify(place)
+        event = Event(
+            time=time.time(),
+            kind="path",
+            op="step",
+            contract=", ".join(sorted({subject.contract for subject, _ in found})),
+            plan=settle.plan_id(where.kind),
+            device=where,
+            site=settle.site(),
+            schedule=", ".join(sorted({subject.schedule for subject, _ in found})),
+            reference="the step again" + ("" if fixed else ", and by the believed schedules"),
+            detail="; ".join(f"{n} tiles of {subject.op}" for subject, n in found)
+            or "found by another rank",
+            verdict=verdict,
+            replaced=replaced,
+            seconds=time.perf_counter() - began,
+        )
+        publish(event)
+        settle.raise_alarm(event)
     return believed
+
+
+def _verdict(first: Any, second: Any, believed: Any, passed: bool) -> Verdict:
+    """Whose fault it was; `passed`: the second run's path was right."""
+    if results.same(first, believed):
+        return "path" if results.same(second, believed) else "transient"
+    if results.same(second, believed):
+        return "transient" if passed else "schedule"
+    # Where the first two agree, the path says that they are wrong, and so does the simplest
+    # schedule.
+    return "schedule" if results.same(first, second) else "undecided"
 
 
 def flagged(device: Any = None) -> list[tuple[tickets.Subject, int]]:

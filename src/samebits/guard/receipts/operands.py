@@ -165,6 +165,12 @@ class Sampler:
         for key, target in self.targets.items():
             target.offer(spans(key))
 
+    def again(self) -> None:
+        """The forward pass begins once more: what it has given so far does not count."""
+        for target in self.targets.values():
+            if target.flat is not None:
+                target.samples = []
+
     def end(self) -> None:
         """The forward pass is over."""
         self._total = 0

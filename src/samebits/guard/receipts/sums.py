@@ -189,8 +189,9 @@ class Listener:
             return
         first = value[0] if isinstance(value, (tuple, list)) and value else value
         if isinstance(first, torch.Tensor) and first.is_floating_point() and first.dim() > 1:
+            if column not in self._sums:  # a step that the guard replays meets it again
+                self.order.append(column)
             self._sums[column] = row_sums(first)
-            self.order.append(column)
 
 
 def _listened(model: torch.nn.Module, level: str) -> Iterator[tuple[torch.nn.Module, str, bool]]:

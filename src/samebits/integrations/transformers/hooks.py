@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ except ImportError as error:
         "5.17 to 5.24"
     ) from error
 
-from samebits.integrations.transformers import batch_receipts, batching, receipts
+from samebits.integrations.transformers import batch_receipts, batching, receipts, steps
 from samebits.integrations.transformers.attention import (
     attention_forward,
     paged_attention_forward,
@@ -65,7 +66,7 @@ def install() -> None:
     _wrap(ModelRunner, "_sample", _sample)
     _wrap(continuous_api.OutputRouter, "deliver", batch_receipts.deliver)
     _wrap(continuous_api.OutputRouter, "deliver_batch", batch_receipts.deliver_batch)
-    _wrap(GenerationMixin, "generate", receipts.generate)
+    _wrap(GenerationMixin, "generate", _generate)
     _wrap(GenerationMixin, "_valid_auto_compile_criteria", _no_compilation)
     _wrap(GenerationMixin, "_prepare_generation_config", _seeded_config)
     _wrap(GenerationMixin, "_get_logits_processor", _seeded_processors)
@@ -177,6 +178,12 @@ def _no_compilation(original: Any, model: Any, *args: Any, **kwargs: Any) -> boo
     return False if ours(model) else bool(original(model, *args, **kwargs))
 
 
+def _generate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """``model.generate(...)``: its steps can run again, and each row leaves a receipt."""
+    with steps.stepping(model) if ours(model) else nullcontext():
+        return receipts.generate(original, model, *args, **kwargs)
+
+
 def _seeded_config(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """``generate(do_sample=True, seeds=[...])``; without seeds, that of ``torch.manual_seed``."""
     seeds = kwargs.pop("seeds", None) if ours(model) else None
@@ -222,7 +229,10 @@ def _seeds_first(original: Any, runner: Any, model: Any, *args: Any, **kwargs: A
     if ours(model) and runner.do_sample:
         batching.place_seeds(runner, model.device, seed)
     batch_receipts.note_step(runner, model, seed if ours(model) else None)
-    original(runner, model, *args, **kwargs)
+    if ours(model):
+        steps.batch(original, runner, model, *args, **kwargs)
+    else:
+        original(runner, model, *args, **kwargs)
 
 
 def _positions_first(original: Any, runner: Any, model: Any, batch_data: Any, *args: Any) -> None:
