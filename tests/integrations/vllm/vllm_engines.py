@@ -26,10 +26,10 @@ class Engine:
 
     def run(
         self, model: Path, batches: list[list[Request]], *, asked: bool = True,
-        environment: dict[str, str] | None = None, **engine: Any,
+        environment: dict[str, str] | None = None, script: str = "scenario.py", **engine: Any,
     ) -> dict[str, Any]:  # fmt: skip
         finished = self.process(
-            model, batches, asked=asked, environment=environment or {}, **engine
+            model, batches, asked=asked, environment=environment or {}, script=script, **engine
         )
         assert finished.returncode == 0, finished.stderr[-4000:]
         line = next(x for x in finished.stdout.splitlines() if x.startswith("ANSWER "))
@@ -38,7 +38,7 @@ class Engine:
 
     def process(
         self, model: Path, batches: list[list[Request]], *, asked: bool,
-        environment: dict[str, str], **engine: Any,
+        environment: dict[str, str], script: str = "scenario.py", **engine: Any,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         paths = [str(self.site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         env = {k: v for k, v in os.environ.items() if k != "SAMEBITS"}
@@ -51,7 +51,7 @@ class Engine:
             "enforce_eager": True, "disable_log_stats": True,
         } | engine  # fmt: skip
         return subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("scenario.py"))],
+            [sys.executable, str(Path(__file__).with_name(script))],
             input=json.dumps({"engine": arguments, "batches": batches}),
             capture_output=True, text=True, env=env, check=False, timeout=540,
         )  # fmt: skip

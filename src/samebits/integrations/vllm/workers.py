@@ -35,7 +35,7 @@ def equip(worker: Any, options: Options) -> None:
     """
     global _options
     import samebits
-    from samebits.integrations.vllm import layers, moe, warm
+    from samebits.integrations.vllm import layers, moe, steps, warm
 
     samebits.enable(policy=options.policy)
     if options.plan is not None:
@@ -55,6 +55,7 @@ def equip(worker: Any, options: Options) -> None:
         layers.fuse(_patches, model)
         if several:
             moe.whole(model)
+        steps.attach(model, _second_runner(worker.vllm_config))
         if options.warm_up and torch.device(worker.device).type == "cuda":
             warm.warm_up(worker)
         return result
@@ -73,7 +74,7 @@ def equip(worker: Any, options: Options) -> None:
 
 def _replace(engine: Any, options: Options) -> None:
     """Replaces vLLM's layers and samplers in this process for an engine's ``VllmConfig``."""
-    from samebits.integrations.vllm import layers, lora, moe, runner2, sampler, verify
+    from samebits.integrations.vllm import layers, lora, moe, runner2, sampler, steps, verify
 
     ranks, model = engine.parallel_config.tensor_parallel_size, engine.model_config
     layers.install(_patches, options.shared_tree(ranks), options.receipts is not None)
@@ -82,12 +83,17 @@ def _replace(engine: Any, options: Options) -> None:
     verify.install(_patches)
     if engine.lora_config is not None:
         lora.install(_patches)
-    if getattr(engine, "use_v2_model_runner", False):
+    if _second_runner(engine):
         runner2.install(_patches)
+    steps.install(_patches, _second_runner(engine))
     if options.receipts is not None:
         from samebits.integrations.vllm import receipts
 
         receipts.install(_patches, options.receipts, model.seed or 0)
+
+
+def _second_runner(engine: Any) -> bool:
+    return bool(getattr(engine, "use_v2_model_runner", False))
 
 
 def decides_bits(options: Options) -> dict[str, str]:
