@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,13 +40,17 @@ def replay(
         source = open_ledger(file)
         receipt = receipt_of(find(source, which))
         identity = identity_of(source, receipt)
-        import samebits.integrations.transformers as sbt
-        from samebits.integrations.transformers import replaying
+        chosen: dict[str, Any] = {"company": company, "seed": seed, "allow": allow or ()}
+        if identity.engine == "vllm":
+            from samebits.integrations.vllm import replaying as engine
 
-        loaded = sbt.enable(replaying.load(source, identity, model))
-        found = replaying.replay(
-            loaded, source, receipt, identity, company=company, seed=seed, allow=allow or ()
-        )
+            found = engine.replay(source, receipt, identity, model, **chosen)
+        else:
+            import samebits.integrations.transformers as sbt
+            from samebits.integrations.transformers import replaying
+
+            loaded = sbt.enable(replaying.load(source, identity, model))
+            found = replaying.replay(loaded, source, receipt, identity, **chosen)
         source.close()
     typer.echo(msgspec.json.encode(found).decode() if json else f"{receipt.request}: {found}")
     raise typer.Exit(0 if found.same else 1)

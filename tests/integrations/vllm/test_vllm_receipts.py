@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from samebits.guard.receipts.reading import identity_of, open_ledger
 from samebits.guard.receipts.record import decode
 from samebits.integrations.vllm.options import requested
 
+CLI = "from samebits.cli import main; main()"
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 
 
@@ -94,3 +99,34 @@ def test_cached_prompts_and_drafts(engine: Engine, models: Any, tmp_path: Path) 
 def test_receipts_that_are_not_understood(value: Any) -> None:
     with pytest.raises(SettingError, match="neither a path nor a table"):
         requested({"samebits": {"receipts": value}})
+
+
+@needs_vllm
+def test_replay(engine: Engine, models: Any, tmp_path: Path) -> None:
+    """A receipt is served again by an engine of its own; where a run went wrong is named."""
+    rng, path = random.Random(9), tmp_path / "r"
+    one, two = (request(prompt(rng, n), o) for n, o in ((41, SEEDED), (17, GREEDY)))
+    kept(
+        engine, models("qwen3"), [[one], [two]], path, enable_prefix_caching=False,
+        receipts={"sums": "operations"}, script="faulty_scenario.py",
+        environment={"FAULT_AT": "32", "SAMEBITS_GUARD": "off"},
+    )  # fmt: skip
+    right, wrong = (replayed(path, which) for which in ("1", "2"))
+    assert right == (0, {"company": 7, "compared": ["tokens", "logprobs", "sums"], "here": None})
+    status, found = wrong
+    assert status == 1 and found["here"] is None
+    assert found["place"]["layer"] == "model.layers.0"
+    assert found["place"]["operation"].startswith("model.layers.0.mlp.down_proj")
+
+
+def replayed(path: Path, which: str) -> tuple[int, dict[str, Any]]:
+    """Status and result of ``samebits replay``; without entries that are empty."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLI, "replay", str(path), which, "--json"],
+        capture_output=True, text=True, timeout=540, check=False,
+        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    line = next((x for x in done.stdout.splitlines() if x.startswith("{")), None)
+    assert line is not None, done.stderr[-4000:]
+    found = json.loads(line)
+    return done.returncode, {k: v for k, v in found.items() if v or k == "here"}

@@ -33,13 +33,20 @@ Described = tuple[Identity, dict[str, bytes]]
 """An identity, and the objects by name that receipts with it need."""
 
 
-def identity_of(model: torch.nn.Module, *, engine: str, places: tuple[str, ...] = ()) -> Described:
+def identity_of(
+    model: torch.nn.Module,
+    *,
+    engine: str,
+    places: tuple[str, ...] = (),
+    options: tuple[tuple[str, str], ...] = (),
+) -> Described:
     """The identity of what a model computes with here and now.
 
     Args:
         model: its weights are hashed the first time (`merkle.manifest_of`).
         engine: the integration that serves it.
         places: see `Identity`.
+        options: of the engine that decide bits, by name; they stand with what the model is.
 
     Returns:
         The identity and its objects; they are made anew when weights or plan have changed.
@@ -48,7 +55,7 @@ def identity_of(model: torch.nn.Module, *, engine: str, places: tuple[str, ...] 
     kind = device_class(device)
     manifest = manifest_of(model)
     plan = planner.in_force(kind).id
-    key = (id(manifest), plan, engine, places)
+    key = (id(manifest), plan, engine, places, options)
     known = _known.get(model)
     if known is None or known[0] != key:
         known = _known[model] = (key, manifest, _made(model, device, manifest, plan, key[2:]))
@@ -64,7 +71,7 @@ def _made(
     device: torch.device,
     manifest: Manifest,
     plan: str,
-    served: tuple[str, tuple[str, ...]],
+    served: tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]],
 ) -> Described:
     kind = device_class(device)
     contracts = contracts_of(model, kind)
@@ -72,7 +79,7 @@ def _made(
     stack = here(kind)
     body = manifest.body
     found = Identity(
-        model={"class": type(model).__name__, "config": _config(config)},
+        model={"class": type(model).__name__, "config": _config(config)} | dict(served[2]),
         source=str(getattr(config, "_name_or_path", "") or ""),
         weights=manifest.root,
         manifest=address(body),

@@ -51,7 +51,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What computed a request. Requests of one process and model share it (an object).
 
     Attributes:
-        model: class and sizes of the model, and the SHA-256 of its configuration.
+        model: its class, the SHA-256 of its configuration, and options of the engine that decide
+            bits where they are not the usual ones.
         source: where the model was loaded from, as its library says; a hint for `samebits replay`.
         weights: root of the Merkle tree over all tensors (`merkle.Manifest`).
         manifest: the object with the tree's leaves.

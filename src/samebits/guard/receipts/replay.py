@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import msgspec
@@ -10,8 +11,11 @@ from samebits.errors import ReceiptError
 from samebits.guard.receipts.identity import differences
 from samebits.guard.receipts.merkle import Manifest
 from samebits.guard.receipts.reading import Source
-from samebits.guard.receipts.record import Identity
+from samebits.guard.receipts.record import Identity, Receipt
 from samebits.guard.receipts.sums import GIVEN, LOGITS
+
+#: Fewest and most tokens of a random neighbour, as multiples of the request's own.
+_NEIGHBOURS = 0.3, 1.5
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -119,6 +123,37 @@ def require_same_identity(
         "this is not what the receipt was made with:" + "".join(f"\n  {text}" for text in kept)
         + "\nUse the same, or allow a field to differ (--allow FIELD) to see what it changes"
     )  # fmt: skip
+
+
+def stored_dtype(source: Source, identity: Identity) -> str:
+    """The dtype that most of a model's weights have: "float32", "bfloat16" or "float16"."""
+    raw = source.object(identity.manifest)
+    if raw is None:
+        return "float32"
+    kinds = [leaf.dtype for leaf in msgspec.json.decode(raw, type=Manifest).leaves]
+    floats = [kind for kind in kinds if kind in ("float32", "bfloat16", "float16")]
+    return max(set(floats), key=floats.count, default="float32")
+
+
+def neighbours(
+    receipt: Receipt, count: int, vocabulary: int, draw: random.Random
+) -> list[list[int]]:
+    """The request's prompt and `count` others of random tokens and lengths, in random order."""
+    size = len(receipt.input)
+    low, high = (max(1, round(size * share)) for share in _NEIGHBOURS)
+    rows = [
+        [draw.randrange(vocabulary) for _ in range(draw.randint(low, max(low, high)))]
+        for _ in range(count)
+    ]
+    rows.insert(draw.randint(0, count), list(receipt.input))
+    return rows
+
+
+def level_of(identity: Identity) -> str:
+    """What a recorder's `sums` was, as its places tell."""
+    if not identity.places:
+        return "none"
+    return "operations" if any(p.endswith(GIVEN) for p in identity.places) else "layers"
 
 
 def first_difference(a: Sequence[int] | None, b: Sequence[int] | None) -> int | None:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from samebits.errors import ReceiptError
 from samebits.guard.receipts.identity import identity_of
-from samebits.guard.receipts.merkle import Manifest, manifest_of
+from samebits.guard.receipts.merkle import manifest_of
 from samebits.guard.receipts.reading import Source
 from samebits.guard.receipts.record import Identity, Receipt
 from samebits.guard.receipts.replay import (
@@ -22,13 +21,13 @@ from samebits.guard.receipts.replay import (
     Replay,
     first_difference,
     first_place,
+    level_of,
+    neighbours,
     require_same_identity,
+    stored_dtype,
 )
-from samebits.guard.receipts.sums import GIVEN, Listener, row_sums
+from samebits.guard.receipts.sums import Listener, row_sums
 from samebits.integrations.transformers.receipts import OPTIONS, Watch, listener_of
-
-#: Fewest and most tokens of a random neighbour, as multiples of the request's own.
-_NEIGHBOURS = 0.3, 1.5
 
 
 def load(source: Source, identity: Identity, path: str | Path | None = None) -> Any:
@@ -43,12 +42,7 @@ def load(source: Source, identity: Identity, path: str | Path | None = None) -> 
     where = str(path or identity.source)
     if not where:
         raise ReceiptError("the receipt does not say where its model is: give --model PATH")
-    raw = source.object(identity.manifest)
-    dtype = torch.float32
-    if raw is not None:
-        kinds = [leaf.dtype for leaf in msgspec.json.decode(raw, type=Manifest).leaves]
-        floats = [kind for kind in kinds if kind in ("float32", "bfloat16", "float16")]
-        dtype = getattr(torch, max(set(floats), key=floats.count, default="float32"))
+    dtype = getattr(torch, stored_dtype(source, identity))
     device = "cpu" if identity.device.get("class") == "cpu" else "cuda"
     try:
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
@@ -86,7 +80,7 @@ def replay(
         raise ReceiptError(f"engine: the receipt is of {identity.engine}, this is transformers")
     if receipt.sampling.get("do_sample") and receipt.seed is None:
         raise ReceiptError("seed: the receipt has none, and its tokens were drawn")
-    level = _level(identity)
+    level = level_of(identity)
     listener = listener_of(model, level)
     places = listener.places if listener else ()
     mine, _ = identity_of(model, engine="transformers", places=places)
@@ -94,7 +88,8 @@ def replay(
     notes = [f"allowed: {text}" for text in notes]
     if places != identity.places:
         raise ReceiptError("places: checksums were taken in other places than this release takes")
-    rows = _company(model, receipt, company, random.Random(seed))
+    vocabulary = model.config.get_text_config().vocab_size
+    rows = neighbours(receipt, company, vocabulary, random.Random(seed))
     at = rows.index(receipt.input)
     again = _generated(model, receipt, rows, at, level)
     outcome: dict[str, Any] = {"token": first_difference(receipt.output, again["output"])}
@@ -109,25 +104,6 @@ def replay(
     if level == "layers" and outcome.get("place") is not None:
         notes.append('receipts with sums="operations" name the operation, too')
     return Replay(company=company, compared=tuple(compared), notes=tuple(notes), **outcome)
-
-
-def _level(identity: Identity) -> str:
-    if not identity.places:
-        return "none"
-    return "operations" if any(p.endswith(GIVEN) for p in identity.places) else "layers"
-
-
-def _company(model: Any, receipt: Receipt, count: int, draw: random.Random) -> list[list[int]]:
-    """The request's prompt and `count` others, in random order."""
-    size = len(receipt.input)
-    low, high = (max(1, round(size * share)) for share in _NEIGHBOURS)
-    vocabulary = model.config.get_text_config().vocab_size
-    rows = [
-        [draw.randrange(vocabulary) for _ in range(draw.randint(low, max(low, high)))]
-        for _ in range(count)
-    ]
-    rows.insert(draw.randint(0, count), list(receipt.input))
-    return rows
 
 
 def _padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:

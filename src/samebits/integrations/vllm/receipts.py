@@ -4,14 +4,15 @@ model runner beside it what was computed for them. Both are in one process, so t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from samebits import bits, ops
-from samebits.guard.receipts import Recorder, active, receipts
-from samebits.guard.receipts.identity import identity_of
+from samebits.guard.receipts import Receipt, Recorder, active, receipts
+from samebits.guard.receipts.identity import Described, identity_of
 from samebits.guard.receipts.record import address, encode
 from samebits.guard.receipts.sums import Listener, Rows, Running, row_sums
 from samebits.integrations.vllm.patches import Patches
@@ -21,26 +22,37 @@ from samebits.integrations.vllm.sampler import GREEDY_BELOW, seed_of
 PARAMETERS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens",
-    "bad_words", "logit_bias", "allowed_token_ids",
+    "bad_words", "logit_bias", "allowed_token_ids", "structured_outputs",
 )  # fmt: skip
 
 
 class Steps:
-    """What a model runner computes, by request."""
+    """What a model runner computes, by request.
 
-    def __init__(self, recorder: Recorder, engine_seed: int) -> None:
-        self.recorder, self.engine_seed = recorder, engine_seed
+    Args:
+        options: of the engine that decide bits (`identity_of`).
+
+    Attributes:
+        kept: what was known of finished requests; None: it is dropped.
+    """
+
+    kept: list[tuple[Receipt, Running]] | None = None
+
+    def __init__(
+        self, recorder: Recorder, engine_seed: int, options: tuple[tuple[str, str], ...]
+    ) -> None:
+        self.recorder, self.engine_seed, self.options = recorder, engine_seed, options
         self.running: dict[str, Running] = {}
         self.listener: Listener | None = None
         self.scheduled: dict[str, int] | None = None
-        self._model: Any = None
+        self.model: Any = None
         self._described: tuple[str, dict[str, bytes]] | None = None
 
     def attach(self, model: Any) -> None:
         """Listens to a model's layers for good."""
-        if model is self._model:
+        if model is self.model:
             return
-        self._model = model
+        self.model = model
         if self.recorder.sums != "none":
             self.listener = Listener(model, self.recorder.sums, getattr(model, "lm_head", None))
             self.listener.listen()
@@ -61,11 +73,10 @@ class Steps:
 
     def finished(self, request: Any) -> None:
         """Writes a finished request's receipt; one that never ran leaves none."""
-        if self._model is None or request.prompt_token_ids is None:
+        if self.model is None or request.prompt_token_ids is None:
             return
         if self._described is None:
-            places = self.listener.places if self.listener else ()
-            identity, objects = identity_of(self._model, engine="vllm", places=places)
+            identity, objects = self.identity()
             self._described = address(encode(identity)), objects
         identity_name, objects = self._described
         running = self.running.pop(request.request_id, None) or Running(None)
@@ -77,25 +88,36 @@ class Steps:
         seed = params.seed
         if seed is None:
             seed = seed_of(request.request_id, self.engine_seed)
-        self.recorder.add(
-            running.receipt(
-                request=request.request_id, identity=identity_name,
-                input=list(request.prompt_token_ids), output=list(request.output_token_ids),
-                sampling={k: v for k, v in options.items() if v is not None},
-                seed=None if greedy else seed, finish=str(request.get_finished_reason()),
-            ),
-            objects,
+        receipt = running.receipt(
+            request=request.request_id, identity=identity_name,
+            input=list(request.prompt_token_ids), output=list(request.output_token_ids),
+            sampling={k: v for k, v in options.items() if v is not None},
+            seed=None if greedy else seed, finish=str(request.get_finished_reason()),
         )  # fmt: skip
+        if self.kept is not None:
+            self.kept.append((receipt, running))
+        self.recorder.add(receipt, objects)
+
+    def identity(self) -> Described:
+        """What computes: the model that is attached, with this engine's options."""
+        places = self.listener.places if self.listener else ()
+        return identity_of(self.model, engine="vllm", places=places, options=self.options)
 
 
 _steps: Steps | None = None
 
 
-def install(patches: Patches, wanted: str | dict[str, Any], engine_seed: int) -> None:
+def install(
+    patches: Patches,
+    wanted: str | dict[str, Any],
+    engine_seed: int,
+    options: tuple[tuple[str, str], ...] = (),
+) -> None:
     """Opens the recorder, unless this process has one, and listens to vLLM.
 
     Args:
         wanted: a path, or ``{"path": ..., ...}`` with other arguments of `samebits.receipts`.
+        options: see `Steps`.
 
     Raises:
         ReceiptError, SettingError: as `samebits.receipts`.
@@ -104,8 +126,8 @@ def install(patches: Patches, wanted: str | dict[str, Any], engine_seed: int) ->
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    options = {"path": wanted} if isinstance(wanted, str) else dict(wanted)
-    _steps = Steps(active() or receipts(**options), engine_seed)
+    table = {"path": wanted} if isinstance(wanted, str) else dict(wanted)
+    _steps = Steps(active() or receipts(**table), engine_seed, options)
     for owner, name, around in (
         (GPUModelRunner, "execute_model", _execute),
         (GPUModelRunner, "_model_forward", _forward),
@@ -115,10 +137,15 @@ def install(patches: Patches, wanted: str | dict[str, Any], engine_seed: int) ->
         patches.set(owner, name, _around(getattr(owner, name), around))
 
 
+def current() -> Steps:
+    """What this process' engine computes."""
+    assert _steps is not None
+    return _steps
+
+
 def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        assert _steps is not None
-        return around(_steps, original, self, *args, **kwargs)
+        return around(current(), original, self, *args, **kwargs)
 
     return method
 
@@ -186,6 +213,8 @@ def _free(steps: Steps, original: Any, scheduler: Any, request: Any, *args: Any,
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if isinstance(value, dict):

@@ -89,7 +89,17 @@ def _replace(engine: Any, options: Options) -> None:
     if options.receipts is not None:
         from samebits.integrations.vllm import receipts
 
-        receipts.install(_patches, options.receipts, model.seed or 0)
+        receipts.install(_patches, options.receipts, model.seed or 0, _unusual(engine, options))
+
+
+def _unusual(engine: Any, options: Options) -> tuple[tuple[str, str], ...]:
+    """Options that decide bits, where they are not the usual ones."""
+    found = {}
+    if options.shared_tree(engine.parallel_config.tensor_parallel_size):
+        found["tp_invariant"] = "true"
+    if str(engine.cache_config.cache_dtype) != "auto":
+        found["kv_cache"] = str(engine.cache_config.cache_dtype)
+    return tuple(found.items())
 
 
 def _second_runner(engine: Any) -> bool:
