@@ -6,9 +6,9 @@ finds the same step again in another call. Neither changes what eager torch comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -230,12 +230,20 @@ def labelled(value: Any, label: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors of a (nested) value in order, each with the way to it: ``[name][1]``."""
     if isinstance(value, torch.Tensor):
         yield label, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
+    else:
+        for key, item in items(value) or ():
             yield from labelled(item, f"{label}[{key}]")
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from labelled(item, f"{label}[{i}]")
+
+
+def items(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """The parts of a container, each with its name or place; None for anything else."""
+    if isinstance(value, (tuple, list)):
+        return enumerate(value)
+    if isinstance(value, Mapping):
+        return value.items()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name, None)) for f in fields(value)]
+    return None
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

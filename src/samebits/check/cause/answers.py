@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from samebits.check.cause.capture import parameter
 from samebits.check.cause.case import Case, small
 from samebits.check.cause.marks import Step
+from samebits.check.cause.returned import Compared
 from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
 from samebits.check.tape import Key
 from samebits.mode.coverage import moves_data
+
+_SHOWN = 4
+"""Returned values that are named one by one."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,51 @@ def other_operations(
         ", ".join(dict.fromkeys(key[1].removesuffix(".default") for key in side)) or "nothing"
         for side in others
     ]
-    lines = tuple(f"{n}: {a} in the first run, {b} in the second." for n, a, b in given)
     mask = any("mask" in n for n, _, _ in given)
     return Diagnosis(
         "reordering" if small(values) else "semantics", "other kernel",
         f"the runs take other operations here: {names[0]} against {names[1]}.",
-        "mask" if mask else "argument" if given else None, lines,
+        "mask" if mask else "argument" if given else None, _given_lines(given),
     )  # fmt: skip
+
+
+def other_types(
+    types: Sequence[str], given: list[tuple[str, str, str]], what: str = "the module's results"
+) -> Diagnosis:
+    """Results of two types; `given` as `without_operation` of `diagnosis` has it."""
+    x, y = (name.removeprefix("torch.") for name in types)
+    return Diagnosis(
+        "precision", "dtype", f"{what} are {x} in the first run and {y} in the second.",
+        "argument" if given else "dtype", _given_lines(given),
+    )  # fmt: skip
+
+
+def other_results(found: Compared, given: list[tuple[str, str, str]]) -> Diagnosis:
+    """The calls return other things although every step of the modules agrees.
+
+    `given`: arguments of the model that differ in form, as `without_operation` has them.
+    """
+    first = found.apart[0]
+    lines = (*map(str, found.apart[1:_SHOWN]), *_given_lines(given))
+    name = first.label or "the results"
+    if first.what == "dtype":
+        types = [form.rpartition(" ")[2] for form in (first.first, first.second)]
+        return replace(other_types(types, given, name), evidence=lines)
+    if given and first.what == "value":
+        arguments = ", ".join(n for n, _, _ in given)
+        return Diagnosis(
+            "inputs", given[0][0], f"the runs are given different inputs: {arguments}. {first}",
+            "inputs", lines,
+        )  # fmt: skip
+    return Diagnosis(
+        "semantics", "shape" if first.what == "shape" else "result", str(first),
+        "argument" if given else None,
+        ("Every step of the model that could be compared agrees.", *lines),
+    )  # fmt: skip
+
+
+def _given_lines(given: list[tuple[str, str, str]]) -> tuple[str, ...]:
+    return tuple(f"{n}: {a} in the first run, {b} in the second." for n, a, b in given)
 
 
 def other_inputs(step: Step, module: torch.nn.Module | None) -> Diagnosis:
@@ -56,12 +99,13 @@ def other_inputs(step: Step, module: torch.nn.Module | None) -> Diagnosis:
     label = step.key[1].partition("[")[2].partition("]")[0]
     if label.isdigit():
         label = parameter(module, int(label))
-    assert step.differs is not None
-    where = (
-        f"in {step.differing} of {len(step.differs)} tokens, first in token {step.token}"
-        if len(step.differs) > 1
-        else "for the request"
-    )
+    if step.differs is None:
+        x, y = (str(mark.form[0]).removeprefix("torch.") for mark in (step.first, step.second))
+        where = f"in its type: {x} against {y}"
+    elif len(step.differs) > 1:
+        where = f"in {step.differing} of {len(step.differs)} tokens, first in token {step.token}"
+    else:
+        where = "for the request"
     return Diagnosis(
         "inputs", "argument", f"the runs are given different inputs: {label} differs {where}.",
         "inputs",

@@ -153,7 +153,8 @@ class Operation:
         self, operands: Sequence[torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors, or copies that may be written to, for the operands."""
-        writes = self.func._schema.is_mutable
+        # Batch norm moves its running statistics on, which its schema does not say.
+        writes = self.func._schema.is_mutable or "batch_norm" in base_name(self.func)
         fresh = iter([copied(t) if writes else t for t in operands])
         swap: Any = lambda x: next(fresh) if isinstance(x, torch.Tensor) else x  # noqa: E731
         args, kwargs = tree_map(swap, (self.args, self.kwargs))

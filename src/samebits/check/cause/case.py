@@ -65,12 +65,19 @@ class Case:
 
     @cached_property
     def unlike(self) -> list[tuple[int, Origin]]:
-        """Operands in which the runs differ, for the request."""
+        """Operands in which the runs differ, for the request, and which may decide its bits."""
         x, y = self.first.operands, self.second.operands
-        return [
-            (i, self.second.origins[i] if self.second.origins[i].name else self.origin(i))
+        found = [
+            i
             for i, (a, b) in enumerate(zip(x, y, strict=False))
             if _unlike(a, b, self.first, self.second) and not _overwritten(self.second, i)
+        ]
+        idle = [i for i in found if x[i].shape == y[i].shape and self.isolation.idle([i])]
+        if self.isolation.idle(idle):
+            found = [i for i in found if i not in idle]
+        return [
+            (i, self.second.origins[i] if self.second.origins[i].name else self.origin(i))
+            for i in found
         ]
 
     def of_one_run(self, i: int) -> bool:

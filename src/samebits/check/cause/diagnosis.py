@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from samebits.check.cause import detectors as detect
-from samebits.check.cause.answers import Diagnosis, other_operations
+from samebits.check.cause.answers import Diagnosis, other_operations, other_types
 from samebits.check.cause.case import Case, small
+from samebits.check.cause.marks import Step
 from samebits.check.cause.settings import SWITCH, Settings, kind_of
 from samebits.check.compare import Bits
 from samebits.check.tape import Key
@@ -46,6 +47,7 @@ def without_operation(
     given: list[tuple[str, str, str]],
     settings: tuple[Settings, Settings] | None,
     steady: bool,
+    recast: Step | None = None,
 ) -> Diagnosis:
     """The cause where no operation that both runs have differs.
 
@@ -54,7 +56,10 @@ def without_operation(
         others, given: as in `Case`.
         settings: what was in force when each run entered the module.
         steady: both runs repeat.
+        recast: that step, where its results are of two types.
     """
+    if recast is not None:
+        return other_types([str(m.form[0]) for m in (recast.first, recast.second)], given)
     names = settings[1].differing(settings[0]) if settings else []
     if settings and names:
         x, y = (s.values[names[0]] for s in settings)

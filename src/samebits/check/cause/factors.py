@@ -230,10 +230,25 @@ class Isolation:
                 cast = [t.to(a.dtype) if j == i else t for j, t in enumerate(y)]
                 yield from self._try("dtype", change, partial(self.second.run, cast))
             elif i not in carriers and a.shape == b.shape and not bits.equal(a, b):
-                name = self.second.origins[i]
-                swapped = [a if j == i else t for j, t in enumerate(y)]
-                change = f"operand {i} ({name}): the first run's"
-                yield from self._try("operand", change, partial(self.second.run, swapped))
+                change = f"operand {i} ({self.second.origins[i]}): the first run's"
+                yield from self._try("operand", change, partial(self._with_first, (i,)))
+
+    def _with_first(self, places: Sequence[int]) -> Results:
+        """The second run's call with some operands of the first run's."""
+        x, y = self.first.operands, self.second.operands
+        return self.second.run([x[i] if i in places else t for i, t in enumerate(y)])
+
+    def idle(self, places: Sequence[int]) -> bool:
+        """Whether operands of the first run's in these places leave the second run's bits alone.
+
+        What decides nothing is not a cause: running statistics in training mode, say.
+        """
+        if not places or self.whose(self.alone[1]) != "second":
+            return False
+        try:
+            return self.whose(self._with_first(places)) == "second"
+        except Exception:  # of other shapes, and the operation refuses them
+            return False
 
     def _layouts(self) -> Iterator[Factor]:
         y = self.second.operands

@@ -182,7 +182,7 @@ class Marks(Listener):
         self.outputs: dict[Key, Mark] = {}
         self.inputs: dict[Key, Mark] = {}
         self.order: dict[Key, None] = {}
-        self.given: dict[str, dict[str, str]] = {}
+        self.given: dict[str, dict[str | int, str]] = {}
         self.settings: dict[str, Settings] = {}
 
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -192,8 +192,7 @@ class Marks(Listener):
             if not key[0]:
                 self._mark_input(key, given)
             self._mark(key, given)
-            named = {**{f"argument {i}": x for i, x in enumerate(args)}, **kwargs}
-            self.given[key[0]] = {name: _form(x) for name, x in named.items()}
+            self.given[key[0]] = {name: _form(x) for name, x in given.items()}
             self.settings[key[0]] = settings_now()
 
     def left(self, key: Key, output: Any) -> None:
@@ -295,6 +294,11 @@ class Step:
     def recast(self) -> bool:
         """Whether the results are of different types."""
         return self.first.form[0] != self.second.form[0]
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether the results are of one type and cannot be compared, as their shapes differ."""
+        return self.differs is None and not self.recast and self.first.sound and self.second.sound
 
     @property
     def token(self) -> int:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from samebits import bits
 from samebits.check.cause.marks import Listener, Marks, Request, makes_memory, sizes
-from samebits.check.cause.settings import RandomState, random_state
-from samebits.check.compare import Bits, Difference, add, difference
+from samebits.check.cause.returned import Compared, Leaf, Tree, compared, kept
+from samebits.check.cause.state import State
+from samebits.check.compare import Bits
 from samebits.check.tape import WHOLE, Key, Tape, Window, labelled, tensors
-from samebits.errors import SettingError, ShapeError
+from samebits.errors import SamebitsError, SettingError, ShapeError
 
 Call = Callable[[], Any]
 Align = tuple[int, int] | tuple[Request, Request] | None
 FIRST, SECOND = 0, 1
+_NAMES = "first", "second"
 
 
 class Function(torch.nn.Module):
@@ -69,6 +71,7 @@ class Runs:
     Attributes:
         requests: the part of each run that is compared.
         passes: forward passes of the model so far (calls, where there is no model).
+        seen: the model ran in the calls.
         returned: the request's part of what the calls returned when nobody listened.
         last: what they returned under the last marks.
     """
@@ -78,45 +81,67 @@ class Runs:
     ) -> None:
         self.module, self._calls = module, calls
         self.passes = 0
-        self.last: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        self._random: list[RandomState] = []
+        self._states: list[State] = []
         shapes, values = [], []
-        for call in self._calls:
-            self._random.append(random_state())
-            tape = _Shapes(module)
-            with tape.playing(), torch.no_grad():
-                value = call()
-            self.passes += max(tape.forwards, 1)
-            shapes.append(tape)
-            values.append(value)
-        self.after = random_state()
+        for side in (FIRST, SECOND):
+            self._states.append(State(module))
+            shapes.append(_Shapes(module))
+            values.append(self._call(side, shapes[side], "raised"))
+        written = self._states[FIRST].written()
+        self.after = State(module)
+        for state in (*self._states, self.after):
+            state.keep(written)
+        self.seen = any(tape.forwards for tape in shapes)
         self._windows = shapes[0].last, shapes[1].last
         self._own = any(tape.announced for tape in shapes)  # the calls return the request's part
+        self._alike = [n for _, n in shapes[0].seen] == [n for _, n in shapes[1].seen]
         self.requests = _requests(align, shapes[0].seen, shapes[1].seen)
-        self.returned = [self._mine(side, value) for side, value in enumerate(values)]
+        x, y = (self._mine(side, value) for side, value in enumerate(values))
+        self.returned = self.last = x, y
 
-    def _mine(self, side: int, value: Any) -> list[torch.Tensor]:
-        """The request's part of what a call returned, as flat tensors."""
-        request, window = self.requests[side], self._windows[side]
-        found = []
-        for t in tensors(value):
-            t, part = t if t.layout is torch.strided else t.to_dense(), None
-            if request.row is not None and window.batch and not self._own:
-                part = window.select(t, request.row, None)
-            found.append((t if part is None else part[0]).detach().reshape(-1).clone())
-        return found
+    def _call(self, side: int, tape: Tape, how: str) -> Any:
+        """What a call returns under a tape.
 
-    def play(self, side: int, listener: Tape) -> list[torch.Tensor]:
-        """One run under a listener, from the random state that it had the first time."""
-        self._random[side].restore()
-        listener.unannounced = not self._own
-        with listener.playing(), torch.no_grad():
-            if self.module is None:
-                with listener.forward(WHOLE):
-                    value = self._calls[side]()
-            else:
+        Raises:
+            SettingError: it raises; `how` says when.
+        """
+        try:
+            with tape.playing(), torch.no_grad():
                 value = self._calls[side]()
-        self.passes += max(listener.forwards, 1)
+        except SamebitsError:
+            raise
+        except Exception as error:
+            raise SettingError(
+                f"the {_NAMES[side]} run {how} {type(error).__name__}: {_line(error)}"
+            ) from error
+        self.passes += max(tape.forwards, 1)
+        return value
+
+    def _mine(self, side: int, value: Any) -> Tree | Leaf:
+        """The request's part of what a call returned, kept."""
+        request, window = self.requests[side], self._windows[side]
+
+        def cut(t: torch.Tensor) -> torch.Tensor | None:
+            if request.row is None or not window.batch or self._own:
+                return None
+            part = window.select(t, request.row, None)
+            return None if part is None else part[0]
+
+        return kept(value, cut)
+
+    def play(self, side: int, listener: Tape) -> Tree | Leaf:
+        """One run under a listener, from the state that it had the first time.
+
+        Raises:
+            SettingError: the call does not run a second time, or not while it is listened to.
+        """
+        self._states[side].restore()
+        listener.unannounced = not self._own
+        how = "cannot be made again: it raised"
+        if listener.operations or listener.inside:
+            how = "cannot be listened to: under the listener it raised"
+        with nullcontext() if self.module is not None else listener.forward(WHOLE):
+            value = self._call(side, listener, how)
         return self._mine(side, value)
 
     def both(self, make: Callable[[Request, Marks | None], Marks]) -> tuple[Marks, Marks]:
@@ -128,38 +153,45 @@ class Runs:
         self.last = x, y
         return first, second
 
-    def plain(self, side: int) -> list[torch.Tensor]:
+    def plain(self, side: int) -> Tree | Leaf:
         """One run with nobody listening."""
-        self._random[side].restore()
-        tape = Tape(self.module, operations=False, inside=False)
-        with tape.playing(), torch.no_grad():
-            value = self._calls[side]()
-        self.passes += max(tape.forwards, 1)
-        return self._mine(side, value)
+        return self.play(side, Tape(self.module, operations=False, inside=False))
 
     def repeats(self, side: int) -> bool:
         """Whether a run gives the bits that it gave the first time."""
-        before, now = self.returned[side], self.plain(side)
-        return len(before) == len(now) and all(map(bits.equal, before, now))
+        return compared(self.returned[side], self.plain(side)).equal
 
-    def results(self, x: Sequence[torch.Tensor], y: Sequence[torch.Tensor]) -> Difference:
-        """The difference of what the two calls returned, as far as it can be compared."""
-        pairs = [(a, b) for a, b in zip(x, y, strict=False) if a.shape == b.shape]
-        return add([difference((a,), (b,)) for a, b in pairs if a.dtype == b.dtype])
+    def results(self, pair: tuple[Tree | Leaf, Tree | Leaf] | None = None) -> Compared:
+        """What the two calls returned side by side (default: when nobody listened)."""
+        first, second = self.requests
+        row = first.row is not None and second.row is not None and not self._own
+        x, y = self.returned if pair is None else pair
+        return compared(
+            x, y,
+            rows=(first.row or 0, second.row or 0) if row else None,
+            batches=(self._windows[0].batch, self._windows[1].batch), alike=self._alike,
+        )  # fmt: skip
 
     @property
     def unannounced(self) -> bool:
         """Whether the calls leave it to us to see what belongs to the request."""
         return not self._own
 
-    @property
-    def comparable(self) -> bool:
-        """Whether the two calls returned anything that can be compared."""
-        return any(a.numel() and a.shape == b.shape for a, b in zip(*self.returned, strict=False))
-
     def finish(self) -> None:
-        """Leaves the random state as the two plain runs left it."""
+        """Leaves the random state and the model's buffers as the two plain runs left them."""
         self.after.restore()
+
+
+def _line(error: Exception) -> str:
+    """The first line of what an exception says, and where it came from."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    text = str(error).strip().partition("\n")[0] or "no message"
+    if place is None:
+        return text
+    path = Path(place.tb_frame.f_code.co_filename)
+    return f"{text} ({Path(*path.parts[-3:])}:{place.tb_lineno})"
 
 
 def _requests(

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from samebits.check.cause.answers import Diagnosis, other_inputs
-from samebits.check.cause.capture import Capture, Operation
+from samebits.check.cause.answers import Diagnosis, other_inputs, other_results
+from samebits.check.cause.capture import Capture, Operation, parameter
 from samebits.check.cause.case import Case
 from samebits.check.cause.cuts import cut_wrongly, time_first
 from samebits.check.cause.diagnosis import compiled, diagnose, without_operation
+from samebits.check.cause.exchange import Exchange, still_differing
 from samebits.check.cause.factors import Isolation
 from samebits.check.cause.marks import Marks, Request, Step, aligned, operation, steps
 from samebits.check.cause.runs import FIRST, SECOND, Filled, Function, Runs, Value
 from samebits.check.cause.settings import Settings
 from samebits.check.cause.trees import trees
-from samebits.check.cause.twins import NoTwinError, Swap, Twins, twin
+from samebits.check.cause.twins import Twins
 from samebits.check.compare import Bits, Difference, add, difference
 from samebits.check.explanation import Amount, Explanation, ModuleMark, Place
 from samebits.check.explanation import Swap as SwapResult
 from samebits.check.tape import Key
-from samebits.errors import SettingError, UncoveredError
-from samebits.mode import deterministic, is_on
+from samebits.errors import SettingError
 
 _TRIES = 3
 """How often operations are compared where runs do not repeat."""
@@ -38,6 +38,8 @@ class Search:
 
     def __init__(self, runs: Runs, twins: Twins) -> None:
         self.runs, self.twins = runs, twins
+        self.exchange = Exchange(runs, twins)
+        self.returned = runs.results()
         self.evidence: list[str] = []
         self.steps: list[Step] = []
         self.modules: tuple[ModuleMark, ...] = ()
@@ -46,36 +48,32 @@ class Search:
         self.time_first = False
         self.until: int | None = None
         self.passed: list[Key] = []
+        self.reshaped: Step | None = None
 
     def run(self) -> Explanation:
         """The explanation, without what does not depend on the runs."""
-        runs = self.runs
         self._compare_modules()
         self._repeat()
-        plain = runs.results(*runs.returned)
         asked = self._asked()
         if asked is not None:
             self.until = asked.stage
-        step = next((s for s in self.steps if self._counts(s)), None)
+        step = self._first_step()
         if asked is not None and step is None:
             return self._explanation(other_inputs(asked, self.runs.module), Place(""),
                                      _amount(*self._values(asked)), [])  # fmt: skip
-        if step is None and not plain.differing and self.steady:
-            if not runs.comparable and all(s.differs is None for s in self.steps):
-                raise SettingError(
-                    "nothing in the two runs could be compared: no module gave tensors of one "
-                    "shape in both, and neither did the calls; run the model in them, or align"
-                )
-            return Explanation("equal", "", evidence=self._compared(), modules=self.modules)
-        if step is None and plain.differing and self.marks is not None:
-            found = self._compiled(plain)
+        if step is None and self.returned.equal and self.steady:
+            return self._equal()
+        if step is None and not self.returned.equal and self.marks is not None:
+            found = self._compiled()
             if found is not None:
                 return found
         owner = _owner(step)
         pair, others = self._operations(owner, step)
-        if pair is None:
-            return self._module(step, owner, others)
-        return self._operation(pair, others)
+        if pair is not None:
+            return self._operation(pair, others)
+        if step is None and not self.returned.apart and self.steady:
+            return self._equal()
+        return self._module(step, owner, others)
 
     def _compare_modules(self) -> None:
         """Marks the modules of both runs and compares them."""
@@ -96,20 +94,48 @@ class Search:
         if self.marks is None or not self.runs.unannounced:
             return None
         first, second = self.marks
-        return next((s for s in steps(first.inputs, second.inputs) if s.differing), None)
+        asked = steps(first.inputs, second.inputs)
+        return next((s for s in asked if s.differing or s.recast), None)
 
     def _counts(self, step: Step) -> bool:
         """Whether a step differs, before the runs ask different things (what was drawn, say)."""
         return step.differing > 0 and (self.until is None or step.stage < self.until)
 
-    def _compared(self) -> tuple[str, ...]:
-        """How much of the runs an answer of "equal" stands on."""
-        if self.marks is None:
-            return ()
-        done = sum(s.differs is not None for s in self.steps)
+    def _first_step(self) -> Step | None:
+        """The first of the modules' steps in which the runs part.
+
+        A result of another type alone is none: it may hold the same numbers, and the results agree.
+        """
+        if self.returned.equal and not any(map(self._counts, self.steps)):
+            return None
+        early = (s for s in self.steps if s.recast and (self.until is None or s.stage < self.until))
+        recast = next(early, None)
+        return next((s for s in self.steps if s is recast or self._counts(s)), None)
+
+    def _equal(self) -> Explanation:
+        """The answer where nothing differs, and how much of the runs it stands on.
+
+        Raises:
+            SettingError: it stands on nothing.
+        """
+        done, returned = sum(s.differs is not None for s in self.steps), self.returned
+        if not done and not returned.count:
+            raise SettingError(
+                "nothing in the two runs could be compared: no module gave tensors of one "
+                "shape in both, and neither did the calls; run the model in them, or align"
+            )
+        what = [f"{returned.count} returned values"] if returned.count else []
+        if self.marks is not None:
+            what.insert(0, f"{done} arguments and outputs of modules")
         rest = len(self.steps) - done
-        line = f"{done} arguments and outputs of modules were compared"
-        return (f"{line}; {rest} others have other shapes in both runs." if rest else f"{line}.",)
+        others = f"; {rest} others have other shapes or types in both runs" if rest else ""
+        lines = [f"{' and '.join(what)} were compared{others}."]
+        if self.runs.module is not None and not self.runs.seen:
+            lines.append("The model was not seen to run: what the calls returned was compared.")
+        if returned.omitted:
+            lines.append(f"Not compared: {', '.join(returned.omitted)}.")
+        lines += [f"Not the request's alone, and not counted: {apart}" for apart in returned.unsure]
+        return Explanation("equal", "", evidence=tuple(lines), modules=self.modules)
 
     def _repeat(self) -> None:
         """Makes both runs again to see whether they repeat."""
@@ -168,6 +194,8 @@ class Search:
         for s in steps(x.marks, y.marks, aligned(list(x.order), list(y.order))):
             if self._counts(s) or s.recast:
                 found.setdefault(operation(s.key), s)
+            elif s.reshaped:
+                self.reshaped = self.reshaped or s
         behind = functools.cache(lambda: self._values(step))
         for candidate in list(found.values())[:_CANDIDATES]:
             pair = self._capture(candidate)
@@ -202,14 +230,10 @@ class Search:
         """
         pair = []
         for side, mark, part in ((FIRST, step.first, step.key), (SECOND, step.second, step.there)):
-            key = operation(part)
             piece, place = mark.piece_of(step.token)
-            request = self._cut(self.runs.requests[side])
-            capture = Capture(self.runs.module, request, {key: piece})
-            self.runs.play(side, capture)
-            if key not in capture.found:
+            op = self._taken(side, operation(part), piece)
+            if op is None:
                 return None
-            op = capture.found[key]
             op.twin = self.twins.get(op.func._schema.name)
             op.token = place if mark.axis >= 0 else 0
             op.alone = len(step.first.pieces[0]) != len(step.second.pieces[0])
@@ -230,7 +254,7 @@ class Search:
         added = trees(case.isolation) if found.kind == "reordering" else ()
         if found.made_by is not None:
             return self._blamed(case, found)
-        swaps = self._swaps(pair)
+        swaps = self.exchange.of(pair)
         return self._explanation(
             found,
             Place(
@@ -246,20 +270,14 @@ class Search:
         """What is to be said of an operation before the first that could be compared."""
         key = found.made_by
         assert key is not None
-        pair = []
-        for side in (FIRST, SECOND):
-            request = self._cut(self.runs.requests[side])
-            capture = Capture(self.runs.module, request, {key: 0})
-            self.runs.play(side, capture)
-            if key in capture.found:
-                pair.append(capture.found[key])
+        first, second = (self._taken(side, key, 0) for side in (FIRST, SECOND))
         place = Place(key[0], key[1], module_kind=self._kind(key[0]))
-        swaps = [] if is_on() else self._switched()
-        if len(pair) == 2:
-            first, second = pair
+        if first is not None and second is not None:
             place = replace(place, site=first.site, shapes=(first.shapes, second.shapes))
             self.evidence += _kernels(first, second)
-            swaps = self._swaps((first, second))
+            swaps = self.exchange.of((first, second))
+        else:
+            swaps = self.exchange.everything()
         amount = _amount(*case.isolation.want)
         return self._explanation(found, place, amount, swaps)
 
@@ -267,31 +285,50 @@ class Search:
         self, step: Step | None, owner: str | None, others: tuple[list[Key], list[Key]]
     ) -> Explanation:
         """What is to be said when no operation that both runs have differs."""
-        values = self._values(step)
-        found = without_operation(
-            values, others, self._given(owner or ""), self._settings(owner or ""), self.steady
-        )
+        values, given = self._values(step), self._given(owner or "")
+        apart = self.returned.apart[0] if step is None and self.returned.apart else None
+        if apart is None or apart.what == "bits":
+            recast = step if step is not None and step.recast else None
+            settings = self._settings(owner or "")
+            found = without_operation(values, others, given, settings, self.steady, recast)
+        else:
+            found = other_results(self.returned, given)
         place = Place(owner or "", module_kind=self._kind(owner or ""))
-        if others[0]:
-            capture = Capture(self.runs.module, self.runs.requests[FIRST], {others[0][0]: 0})
-            self.runs.play(FIRST, capture)
-            op = capture.found.get(others[0][0])
-            names = ", ".join(dict.fromkeys(key[1] for key in others[1])) or None
-            if op is not None:
-                place = replace(place, op=str(op.func), site=op.site, other_op=names,
-                                shapes=(op.shapes, ()))  # fmt: skip
-        return self._explanation(
-            found, place,
-            _amount(*values),
-            [] if is_on() else self._switched(),
+        if apart is not None and apart.what == "shape" and self.reshaped is not None:
+            place = self._placed(place, self.reshaped.key, self.reshaped.there)
+        elif any(others):
+            place = self._placed(place, *(side[0] if side else None for side in others))
+            if all(others):
+                names = dict.fromkeys(key[1] for key in others[1])
+                place = replace(place, other_op=", ".join(names))
+        return self._explanation(found, place, _amount(*values), self.exchange.everything())
+
+    def _placed(self, place: Place, first: Key | None, second: Key | None) -> Place:
+        """A place with an operation that one run has, or both: where it was called, its shapes."""
+        ops = [
+            None if key is None else self._taken(side, operation(key), 0)
+            for side, key in ((FIRST, first), (SECOND, second))
+        ]
+        op = ops[FIRST] or ops[SECOND]
+        if op is None:
+            return place
+        shapes = tuple(() if o is None or o.func is not op.func else o.shapes for o in ops)
+        return replace(
+            place, module=op.key[0], module_kind=self._kind(op.key[0]), op=str(op.func),
+            site=op.site, shapes=(shapes[FIRST], shapes[SECOND]),
         )  # fmt: skip
+
+    def _taken(self, side: int, key: Key, forward: int) -> Operation | None:
+        """An operation taken out of a forward of one run; None: it did not run again."""
+        request = self._cut(self.runs.requests[side])
+        capture = Capture(self.runs.module, request, {key: forward})
+        self.runs.play(side, capture)
+        return capture.found.get(key)
 
     def _values(self, step: Step | None) -> tuple[Bits, Bits]:
         """The results of a module step in both runs."""
         if step is None:
-            x, y = self.runs.returned
-            pairs = [(a, b) for a, b in zip(x, y, strict=False) if a.shape == b.shape]
-            return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+            return self.returned.values
         found = []
         for side in (FIRST, SECOND):
             tape = Value(self.runs.module, self.runs.requests[side], step.key)
@@ -299,12 +336,12 @@ class Search:
             found.append(tape.joined())
         return found[0], found[1]
 
-    def _compiled(self, plain: Difference) -> Explanation | None:
+    def _compiled(self) -> Explanation | None:
         """Runs that agree step by step and differ as wholes: what is compiled, fused or timed."""
         torch_compiler: Any = torch.compiler
         with torch_compiler.set_stance("force_eager"):
-            eager = self.runs.results(*(self.runs.plain(side) for side in (FIRST, SECOND)))
-        if eager.differing:
+            eager = self.runs.results((self.runs.plain(FIRST), self.runs.plain(SECOND)))
+        if not eager.equal:
             return None
         values = self._values(None)
         module = self.runs.module
@@ -323,8 +360,8 @@ class Search:
     ) -> Explanation:
         return Explanation(
             verdict="differs", target="", kind=found.kind, cause=found.cause, detail=found.detail,
-            trigger=found.trigger, place=place, amount=amount,
-            evidence=(*self.evidence, *found.evidence), factors=found.factors,
+            trigger=found.trigger, place=place, amount=amount, factors=found.factors,
+            evidence=(*self.evidence, *self.exchange.evidence, *found.evidence),
             swaps=tuple(swaps), modules=self.modules, trees=trees,
         )  # fmt: skip
 
@@ -332,7 +369,12 @@ class Search:
         """Arguments of a module that differ in form."""
         if self.marks is None:
             return []
-        x, y = (m.given.get(owner, {}) for m in self.marks)
+        module = self.runs.module
+        owned = None if module is None else dict(module.named_modules()).get(owner)
+        x, y = (
+            {k if isinstance(k, str) else parameter(owned, k): form for k, form in given.items()}
+            for given in (m.given.get(owner, {}) for m in self.marks)
+        )
         return [
             (name, x.get(name, "None"), y.get(name, "None"))
             for name in dict.fromkeys([*x, *y])
@@ -362,55 +404,8 @@ class Search:
             return found[-1]
 
         x, y = self.runs.both(make)
-        agree = not _still_differing(x, y, self.runs)[0]
+        agree = not still_differing(x, y, self.runs)[0]
         return agree, sum(f.filled for f in found), sum(f.bad for f in found)
-
-    def _swaps(self, pair: tuple[Operation, Operation]) -> list[SwapResult]:
-        """Both runs with twins: of this operation alone, then of all of its name, of everything."""
-        short = str(pair[0].func).removesuffix(".default")
-        found: list[SwapResult] = []
-        try:
-            twins = {op.func: twin(op.func, self.twins, [op]) for op in pair}
-            alone = self._swap(
-                f"this {short} alone",
-                lambda side, key, func: twins.get(func) if key == pair[side].key else None,
-            )
-            found.append(alone)
-            if alone.differing:
-                found.append(
-                    self._swap(f"every {short}", lambda _side, _key, func: twins.get(func))
-                )
-        except NoTwinError as reason:
-            self.evidence.append(f"Not exchanged for its contract: {reason}.")
-        except UncoveredError as reason:
-            self.evidence.append(f"Its contract does not cover these operands: {reason}")
-        if not is_on() and (not found or found[-1].differing):
-            found.extend(self._switched())
-        return found
-
-    def _swap(
-        self, what: str, chosen: Callable[[int, Key, Any], Callable[..., Any] | None]
-    ) -> SwapResult:
-        made: list[Swap] = []
-
-        def make(request: Request, like: Marks | None) -> Marks:
-            this = functools.partial(chosen, len(made))
-            made.append(Swap(self.runs.module, request, this, like=like))
-            return made[-1]
-
-        x, y = self.runs.both(make)
-        return SwapResult(what, sum(s.replaced for s in made), *_still_differing(x, y, self.runs))
-
-    def _switched(self) -> list[SwapResult]:
-        """Both runs with the switch on."""
-        module = self.runs.module
-        try:
-            with deterministic():
-                x, y = self.runs.both(lambda r, like: Marks(module, r, like=like))
-        except UncoveredError as error:
-            self.evidence.append(f"With the switch on it does not run: {error}")
-            return []
-        return [SwapResult("everything (the switch)", 0, *_still_differing(x, y, self.runs))]
 
 
 def _kernels(first: Operation, second: Operation) -> list[str]:
@@ -441,15 +436,6 @@ def _owner(step: Step | None) -> str | None:
     if step is None:
         return None
     return step.first.parent if step.key[1].startswith("enter ") else step.key[0]
-
-
-def _still_differing(x: Marks, y: Marks, runs: Runs) -> tuple[int, str | None]:
-    """How many modules' outputs differ, and the first; without modules, of the returned tensors."""
-    if runs.module is None:
-        count = runs.results(*runs.last).differing
-        return int(count > 0), "(result)" if count else None
-    names = [s.key[0] or "(whole)" for s in steps(x.outputs, y.outputs) if s.differing]
-    return len(names), names[0] if names else None
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
