@@ -116,6 +116,9 @@ class Tape:
     def left(self, key: Key, output: Any) -> None:
         """A module has run."""
 
+    def returned(self, value: Any) -> None:
+        """The call that was listened to has returned."""
+
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one operation and returns its output."""
         return func(*args, **kwargs)

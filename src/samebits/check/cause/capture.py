@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 import samebits
+from samebits.check.cause.flow import address, made
 from samebits.check.cause.marks import Listener, Request, makes_memory
 from samebits.check.cause.settings import RandomState, Settings, random_state, settings_now
 from samebits.check.tape import Key, Window, tensors
@@ -38,7 +39,7 @@ class Origin:
 
     Attributes:
         made_by: the operation that wrote it last, as a key, or None.
-        born_empty: its memory was handed out without contents.
+        born_empty: its memory was handed out without contents, or that of something it is made of.
         reduces: it was computed, over the batch too, from a tensor that holds the requests.
         random: it was drawn.
         name: of the parameter or buffer that it is, or None.
@@ -128,7 +129,8 @@ class Operation:
         (random or self.random).restore()
         try:
             with (settings or self.settings).in_force(), torch.no_grad():
-                return list(tensors((func or self.func)(*args, **kwargs)))
+                output = (func or self.func)(*args, **kwargs)
+                return list(tensors(made(self.func, args, kwargs, output)))
         finally:
             before.restore()
 
@@ -223,10 +225,10 @@ class Capture(Listener):
         """Notes under which names a module is given tensors."""
         for name, value in kwargs.items():
             for t in tensors(value):
-                self._given[_address(t)] = name
+                self._given[address(t)] = name
         if not key[0]:
             named = {**{parameter(self.module, i): x for i, x in enumerate(args)}, **kwargs}
-            self._asked |= {_address(t): name for name, x in named.items() for t in tensors(x)}
+            self._asked |= {address(t): name for name, x in named.items() for t in tensors(x)}
 
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation, notes what it wrote, and copies it if it is wanted."""
@@ -238,9 +240,10 @@ class Capture(Listener):
             del self.wanted[key]
             taken = self._take(key, func, args, kwargs)
         output = func(*args, **kwargs)
+        results = made(func, args, kwargs, output)
         if taken is not None:
-            taken.output.extend(copied(t) for t in tensors(output))
-        self._note(key, func, args, kwargs, output)
+            taken.output.extend(copied(t) for t in tensors(results))
+        self._note(key, func, args, kwargs, results)
         return output
 
     def _take(self, key: Key, func: Any, args: Any, kwargs: Any) -> Operation:
@@ -257,26 +260,27 @@ class Capture(Listener):
         return self.found[key]
 
     def _origin(self, t: torch.Tensor) -> Origin:
-        address = _address(t)
-        found = self._origins.get(address) or Origin(name=self._names.get(address))
-        return replace(found, argument=self._given.get(address), asked=self._asked.get(address))
+        at = address(t)
+        found = self._origins.get(at) or Origin(name=self._names.get(at))
+        return replace(found, argument=self._given.get(at), asked=self._asked.get(at))
 
     def _note(self, key: Key, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         assert self.window is not None
         before = list(tensors((args, kwargs)))
         for t in tensors(output):
-            address = _address(t)
+            at = address(t)
             if makes_memory(func):
-                self._origins[address] = Origin(made_by=key, born_empty=True)
+                self._origins[at] = Origin(made_by=key, born_empty=True)
                 continue
-            inside = any(_address(x) == address for x in before)
-            held = self._origins.get(address)
-            self._origins[address] = Origin(
+            inside = any(address(x) == at for x in before)
+            self._origins[at] = Origin(
                 made_by=key,
-                born_empty=inside and held is not None and held.born_empty,
+                born_empty=any(
+                    o.born_empty for o in map(self._origins.get, map(address, before)) if o
+                ),
                 reduces=self._reduces(func, t, before),
                 random=torch.Tag.nondeterministic_seeded in func.tags and not before,
-                name=self._names.get(address) if inside else None,
+                name=self._names.get(at) if inside else None,
             )
 
     def _reduces(self, func: Any, t: torch.Tensor, operands: list[torch.Tensor]) -> bool:
@@ -303,7 +307,7 @@ def _names(module: torch.nn.Module | None) -> dict[int, str]:
     if module is None:
         return {}
     named = [("parameter", module.named_parameters()), ("buffer", module.named_buffers())]
-    return {_address(t): f"{what} {name}" for what, pairs in named for name, t in pairs}
+    return {address(t): f"{what} {name}" for what, pairs in named for name, t in pairs}
 
 
 def parameter(module: torch.nn.Module | None, place: int) -> str:
@@ -311,11 +315,6 @@ def parameter(module: torch.nn.Module | None, place: int) -> str:
     forward = getattr(module, "_fn", None) or getattr(module, "forward", None)
     names = list(inspect.signature(forward).parameters) if forward is not None else []
     return names[place] if place < len(names) else f"argument {place}"
-
-
-def _address(t: torch.Tensor) -> int:
-    """The address of a tensor's memory; 0 where it is not one piece (sparse tensors)."""
-    return t.untyped_storage().data_ptr() if t.layout is torch.strided else 0
 
 
 def call_site() -> str:

@@ -80,6 +80,11 @@ class Case:
             for i in found
         ]
 
+    def same_place(self, i: int) -> bool:
+        """Whether operand `i` is of one shape in both runs, and the request in one row."""
+        x, y = self.first.operands[i], self.second.operands[i]
+        return x.shape == y.shape and self.first.row == self.second.row
+
     def of_one_run(self, i: int) -> bool:
         """Whether operand `i` was made by an operation that only one of the runs has."""
         calls = zip((self.first, self.second), self.others, strict=True)

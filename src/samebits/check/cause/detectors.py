@@ -33,12 +33,18 @@ _KEPT = ("past", "cache", "state")
 
 def random_numbers(case: Case) -> Diagnosis | None:
     """The operation draws: another seed gives other bits."""
-    drawn = next((o for _, o in case.unlike if o.random), None)
+    drawn = next(((i, o) for i, o in case.unlike if o.random), None)
+    if drawn is not None and case.same_place(drawn[0]):
+        return Diagnosis(
+            "random", "state",
+            f"{case.op} is given {drawn[1]}: random numbers, and the generator had another state.",
+            "seed",
+        )  # fmt: skip
     if drawn is not None:
         return Diagnosis(
             "random", "operand",
-            f"{case.op} is given {drawn}: random numbers, drawn from one generator for the whole "
-            "batch.", "rows",
+            f"{case.op} is given {drawn[1]}: random numbers, drawn from one generator for the "
+            "whole batch.", "rows",
         )  # fmt: skip
     if torch.Tag.nondeterministic_seeded not in case.second.func.tags or case.unlike:
         return None
@@ -55,6 +61,12 @@ def random_numbers(case: Case) -> Diagnosis | None:
             ("From the same state of the generator both runs have the same bits.",),
         )  # fmt: skip
     count = tuple(case.first.output[0].shape), tuple(case.second.output[0].shape)
+    if count[0] == count[1] and case.first.row == case.second.row:
+        return Diagnosis(
+            "random", "state",
+            f"{case.op} draws random numbers from a generator that is not torch's default one, and "
+            "it had another state.", "seed",
+        )  # fmt: skip
     return Diagnosis(
         "random", "shape",
         f"{case.op} draws random numbers for the whole batch from one generator, so a request's "

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from samebits import bits
+from samebits.check.cause.flow import RETURNED, Flow, made
 from samebits.check.cause.settings import Settings, settings_now
 from samebits.check.tape import WHOLE, Key, Tape, Window, labelled, tensors
 
@@ -184,11 +185,13 @@ class Marks(Listener):
         self.order: dict[Key, None] = {}
         self.given: dict[str, dict[str | int, str]] = {}
         self.settings: dict[str, Settings] = {}
+        self.flow = Flow()
 
     def entered(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Marks a module's arguments, and notes which of them are given and in which form."""
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        self.flow.reached(key, given)
         if not self.operations:
-            given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
             if not key[0]:
                 self._mark_input(key, given)
             self._mark(key, given)
@@ -197,14 +200,21 @@ class Marks(Listener):
 
     def left(self, key: Key, output: Any) -> None:
         """Marks a module's output."""
+        self.flow.reached(key, output)
         self._mark(key, output, self.outputs)
+
+    def returned(self, value: Any) -> None:
+        """Notes which operations wrote what the call returned."""
+        self.flow.reached(RETURNED, value)
 
     def operate(self, key: Key, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation and marks its results."""
         output = func(*args, **kwargs)
+        results = made(func, args, kwargs, output)
+        self.flow.ran(key, (args, kwargs), results)
         if (self.owner is None or key[0] == self.owner) and not makes_memory(func):
             self.order[key] = None
-            self._mark(key, output, whole=_ranks(func, args, kwargs))
+            self._mark(key, results, whole=_ranks(func, args, kwargs))
         return output
 
     def _mark_input(self, key: Key, given: dict[Any, Any]) -> None:

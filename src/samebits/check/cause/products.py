@@ -21,7 +21,7 @@ _ROWS, _COLUMNS = 64, 256
 #: Where the factors are among the operands, whether the second lies transposed, and the bias.
 _FORMS = {
     "mm": (0, 1, True, None), "addmm": (1, 2, True, 0), "linear": (0, 1, False, 2),
-    "mv": (1, 0, False, None),
+    "mv": (1, 0, False, None), "bmm": (0, 1, True, None),
 }  # fmt: skip
 _PARTS = (2, 3, 4, 8, 16)
 #: Unit roundoff of an accumulator in fp32 that is cut off, as on tensor cores, or rounded.
@@ -131,38 +131,58 @@ class Product:
 
 
 def sample(first: Operation, second: Operation) -> tuple[Product, Product] | None:
-    """The same elements of both calls of a product; None where they are not such products."""
-    x, y = _whole(first), _whole(second)
-    if x is None or y is None or x.y.shape != y.y.shape:
+    """The same elements of both calls of a product; None where they are not such products.
+
+    Of a batch of products the one in which they differ most.
+    """
+    pairs = list(zip(_whole(first), _whole(second), strict=False))
+    if not pairs or any(x.y.shape != y.y.shape for x, y in pairs):
         return None
-    gap = (x.y - y.y).abs().nan_to_num(float("inf"))
+    gaps = [(x.y - y.y).abs().nan_to_num(float("inf")) for x, y in pairs]
+    gap, (x, y) = max(zip(gaps, pairs, strict=True), key=lambda one: float(one[0].max()))
     rows = gap.amax(1).topk(min(_ROWS, len(gap))).indices
     columns = gap.amax(0).topk(min(_COLUMNS, gap.shape[1])).indices
     return _cut(x, rows, columns), _cut(y, rows, columns)
 
 
-def _whole(op: Operation) -> Product | None:
-    """The request's rows of a product, nothing computed yet."""
+def _whole(op: Operation) -> list[Product]:
+    """The request's rows of each product, nothing computed yet; none where it is no product."""
     name = op.func._schema.name
     own = name.partition("::")[2].rstrip("_")
     form = (0, 1, False, None) if op.twin is not None else _FORMS.get(own)
     operands = op.operands
     if form is None or not (name.startswith("aten::") or op.twin is not None):
-        return None
+        return []
     left, right, transposed, third = form
     if len(operands) <= max(left, right) or not op.output:
-        return None
+        return []
     x, w, y = op.parts(operands[left : left + 1]), operands[right], op.parts(op.output[:1])
-    if not x or not y or w.dim() != 2 or y[0].dtype not in OUTPUT:
-        return None
     bias = operands[third] if third is not None and len(operands) > third else None
-    w = w.mT if transposed else w
-    a, b = (t.reshape(-1, t.shape[-1]) for t in (x[0], y[0]))
-    plain = a.shape[1] == w.shape[1] and b.shape == (len(a), len(w))
-    scaled = any(op.kwargs.get(k, 1) != 1 for k in ("alpha", "beta"))
-    if not plain or scaled or (bias is not None and bias.shape != (len(w),)):
-        return None
-    return Product(a, w, bias, b.double(), w.dtype, b.dtype, _device(w))
+    if not x or not y or y[0].dtype not in OUTPUT or w.dim() not in (2, 3) or not y[0].numel():
+        return []
+    if any(op.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
+        return []
+    if w.dim() == 2:
+        a, b = (t.reshape(-1, t.shape[-1]) for t in (x[0], y[0]))
+        return _products([(a, w.mT if transposed else w, b)], bias)
+    ws = op.parts([w])
+    if op.alone or not ws or {x[0].dim(), ws[0].dim(), y[0].dim()} != {3}:
+        return []  # a token cannot be cut out of both factors
+    w = ws[0].mT if transposed else ws[0]
+    return _products(list(zip(x[0], w, y[0], strict=False)), bias)
+
+
+def _products(
+    parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], bias: torch.Tensor | None
+) -> list[Product]:
+    """Products x [R, K] times w [N, K] that gave y [R, N]; none where one has other shapes."""
+    found = []
+    for x, w, y in parts:
+        fits = x.shape[1] == w.shape[1] and y.shape == (len(x), len(w))
+        if not fits or (bias is not None and bias.shape != (len(w),)):
+            return []
+        found.append(Product(x, w, bias, y.double(), w.dtype, y.dtype, _device(w)))
+    return found
 
 
 def _cut(p: Product, rows: torch.Tensor, columns: torch.Tensor) -> Product:

@@ -185,7 +185,8 @@ def _compare(found: Compared, label: str, a: Leaf, b: Leaf, cut: bool, alike: bo
     if not (a.is_tensor and b.is_tensor):
         found.count += a.value is not None or b.value is not None
         if a.is_tensor or b.is_tensor or _word(a.value) != _word(b.value):
-            found.apart.append(Apart(label, "value", a.form, b.form))
+            part = cut and not label.endswith("[row]")
+            (found.unsure if part else found.apart).append(Apart(label, "value", a.form, b.form))
         return
     x, y = a.value, b.value.to(a.value.device)
     if not _same_shape(x, y, a.cut or b.cut):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from samebits.check.cause.flow import made
 from samebits.check.cause.marks import Listener, Marks, Request, makes_memory, sizes
 from samebits.check.cause.returned import Compared, Leaf, Tree, compared, kept
 from samebits.check.cause.state import State
@@ -142,6 +143,7 @@ class Runs:
             how = "cannot be listened to: under the listener it raised"
         with nullcontext() if self.module is not None else listener.forward(WHOLE):
             value = self._call(side, listener, how)
+        listener.returned(value)
         return self._mine(side, value)
 
     def both(self, make: Callable[[Request, Marks | None], Marks]) -> tuple[Marks, Marks]:
@@ -292,7 +294,7 @@ class Filled(Marks):
                     t.fill_(0 if self.value == 0 else torch.iinfo(t.dtype).max)
                 self.filled += 1
         elif self.module is None:
-            self._mark(key, output)
+            self._mark(key, made(func, args, kwargs, output))
         return output
 
 

@@ -16,6 +16,7 @@ from samebits.check.cause.cuts import cut_wrongly, time_first
 from samebits.check.cause.diagnosis import compiled, diagnose, without_operation
 from samebits.check.cause.exchange import Exchange, still_differing
 from samebits.check.cause.factors import Isolation
+from samebits.check.cause.flow import RETURNED
 from samebits.check.cause.marks import Marks, Request, Step, aligned, operation, steps
 from samebits.check.cause.runs import FIRST, SECOND, Filled, Function, Runs, Value
 from samebits.check.cause.settings import Settings
@@ -27,7 +28,7 @@ from samebits.check.explanation import Swap as SwapResult
 from samebits.check.tape import Key
 from samebits.errors import SettingError
 
-_TRIES = 3
+_TRIES = 6
 """How often operations are compared where runs do not repeat."""
 _CANDIDATES = 6
 """Operations that differ and are looked at: all but the last were cut wrongly."""
@@ -187,15 +188,24 @@ class Search:
     ) -> tuple[Operation, Operation] | None:
         """The first operation that differs; None: there is none, or `time_first` was found out.
 
-        An operation whose request was cut out at the wrong place is passed over.
+        An operation whose difference is lost on the way to the step (rounded away, or not used) is
+        left out. One whose request was cut out at the wrong place is passed over.
         """
         self.passed = []
         found: dict[Key, Step] = {}
+        agreed: set[Key] = set()
         for s in steps(x.marks, y.marks, aligned(list(x.order), list(y.order))):
             if self._counts(s) or s.recast:
                 found.setdefault(operation(s.key), s)
+            elif s.differs is not None and not s.differing:
+                agreed.add(operation(s.key))
             elif s.reshaped:
                 self.reshaped = self.reshaped or s
+        before = x.flow.before(self._ends(step), agreed - found.keys())
+        if before is not None:
+            taken_up = {key: s for key, s in found.items() if key in before}
+            sure = step is not None or self.returned.apart or not self.steady
+            found = taken_up or (found if sure else {})
         behind = functools.cache(lambda: self._values(step))
         for candidate in list(found.values())[:_CANDIDATES]:
             pair = self._capture(candidate)
@@ -222,6 +232,14 @@ class Search:
             if any(s.differing for s in steps(before.outputs, now.outputs)):
                 self.evidence.append("Recording operations changed the bits: take this as a hint.")
                 return
+
+    def _ends(self, step: Step | None) -> list[Key]:
+        """The steps that a cause must lead to: a module's, or what differs in the results."""
+        if step is not None:
+            return [step.key]
+        module, name, count = RETURNED
+        apart = (*self.returned.apart, *self.returned.unsure)
+        return [(module, name + a.label, count) for a in apart]
 
     def _capture(self, step: Step) -> tuple[Operation, Operation] | None:
         """Takes the operation out of both runs, in the forward that holds the differing token.
@@ -286,37 +304,30 @@ class Search:
     ) -> Explanation:
         """What is to be said when no operation that both runs have differs."""
         values, given = self._values(step), self._given(owner or "")
+        place = Place(owner or "", module_kind=self._kind(owner or ""))
+        settings = self._settings(owner or "")
         apart = self.returned.apart[0] if step is None and self.returned.apart else None
+        keys = tuple(side[0] if side else None for side in others)
+        if apart is not None and apart.what == "shape" and self.reshaped is not None:
+            keys = operation(self.reshaped.key), operation(self.reshaped.there)
+        ops = [None if key is None else self._taken(side, key, 0) for side, key in enumerate(keys)]
+        there = [op for op in ops if op is not None]
+        if len(there) == 2:
+            settings = there[FIRST].settings, there[SECOND].settings
         if apart is None or apart.what == "bits":
             recast = step if step is not None and step.recast else None
-            settings = self._settings(owner or "")
             found = without_operation(values, others, given, settings, self.steady, recast)
         else:
             found = other_results(self.returned, given)
-        place = Place(owner or "", module_kind=self._kind(owner or ""))
-        if apart is not None and apart.what == "shape" and self.reshaped is not None:
-            place = self._placed(place, self.reshaped.key, self.reshaped.there)
-        elif any(others):
-            place = self._placed(place, *(side[0] if side else None for side in others))
-            if all(others):
-                names = dict.fromkeys(key[1] for key in others[1])
-                place = replace(place, other_op=", ".join(names))
+        if there:
+            op = there[0]
+            alike = [o.shapes if o is not None and o.func is op.func else () for o in ops]
+            names = dict.fromkeys(key[1] for key in others[1]) if others[0] else ()
+            place = Place(
+                op.key[0], str(op.func), op.site, self._kind(op.key[0]), ", ".join(names) or None,
+                (alike[FIRST], alike[SECOND]),
+            )  # fmt: skip
         return self._explanation(found, place, _amount(*values), self.exchange.everything())
-
-    def _placed(self, place: Place, first: Key | None, second: Key | None) -> Place:
-        """A place with an operation that one run has, or both: where it was called, its shapes."""
-        ops = [
-            None if key is None else self._taken(side, operation(key), 0)
-            for side, key in ((FIRST, first), (SECOND, second))
-        ]
-        op = ops[FIRST] or ops[SECOND]
-        if op is None:
-            return place
-        shapes = tuple(() if o is None or o.func is not op.func else o.shapes for o in ops)
-        return replace(
-            place, module=op.key[0], module_kind=self._kind(op.key[0]), op=str(op.func),
-            site=op.site, shapes=(shapes[FIRST], shapes[SECOND]),
-        )  # fmt: skip
 
     def _taken(self, side: int, key: Key, forward: int) -> Operation | None:
         """An operation taken out of a forward of one run; None: it did not run again."""
