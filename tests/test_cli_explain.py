@@ -33,6 +33,12 @@ def nothing():
 
 def checked():
     return model, X
+
+def refused():
+    return torch.nn.Linear(16, 2), X, X[:, :3]
+
+def broken():
+    raise ValueError("no such weights")
 """
 
 
@@ -72,11 +78,28 @@ def test_runs_that_agree(name: str) -> None:
         (["{}:missing"], "has no 'missing'"),
         (["{}"], "give module:function, or the JSON files"),
         (["a.json", "b.json"], "a.json cannot be read as a report"),
+        (["{}:refused"], "the second run raised RuntimeError: mat1 and mat2"),
+        (["{}:broken"], "broken raised ValueError: no such weights"),
+        (["halves:pair"], "module 'halves' raised SyntaxError"),
     ],
 )
 def test_what_could_not_run_ends_with_2(name: str, arguments: list[str], message: str) -> None:
+    Path("halves.py").write_text("pair = (")
     status, text = run("explain", *(argument.format(name) for argument in arguments))
     assert status == 2 and message in text, text
+
+
+def test_where_it_is_written(name: str, tmp_path: Path) -> None:
+    status, text = run("explain", f"{name}:agrees", "--out", "not/there/yet")
+    assert status == 0 and Path("not/there/yet/samebits-explanation.json").exists(), text
+    Path("file").write_text("")
+    for answer, *command in (
+        ("They agree", "explain", f"{name}:agrees"),
+        (name, "check", f"{name}:checked", "--no-costs"),
+    ):
+        status, text = run(*command, "--out", "file")
+        assert status == 2 and "cannot write to file: File exists" in text, text
+        assert answer in text  # it is shown all the same
 
 
 def test_check_explains_and_two_reports_are_compared(name: str, tmp_path: Path) -> None:

@@ -109,12 +109,19 @@ def check(
     except SamebitsError as error:
         console.print(f"samebits check: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
-    files = save(report, out, page=html)
+    files: list[Path] = []
+    status, failure = report.exit_status, ""
+    try:
+        files = save(report, out, page=html)
+    except OSError as error:  # the answer is shown all the same
+        status, failure = 2, f"samebits check: cannot write to {out}: {error.strerror}"
     if json:
         print(report.to_json())
     else:
         terminal.show(report, console, files)
-    raise typer.Exit(report.exit_status)
+    if failure:
+        console.print(failure, style="red", markup=False, highlight=False)
+    raise typer.Exit(status)
 
 
 def _check_server(url: str, seed: int, json: bool) -> NoReturn:

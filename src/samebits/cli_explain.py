@@ -38,12 +38,19 @@ def explain(
     except SamebitsError as error:
         console.print(f"samebits explain: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
-    files = save_explanation(found, out, page=html)
+    files: list[Path] = []
+    status, failure = 0 if found.verdict == "equal" else 1, ""
+    try:
+        files = save_explanation(found, out, page=html)
+    except OSError as error:  # the answer is shown all the same
+        status, failure = 2, f"samebits explain: cannot write to {out}: {error.strerror}"
     if json:
         print(found.to_json())
     else:
         explanation.show(found, console, files)
-    raise typer.Exit(0 if found.verdict == "equal" else 1)
+    if failure:
+        console.print(failure, style="red", markup=False, highlight=False)
+    raise typer.Exit(status)
 
 
 def _explained(target: list[str]) -> Explanation:

@@ -16,7 +16,7 @@ from samebits.check.adapters import HuggingFaceDecoder, HuggingFaceEncoder, subj
 from samebits.check.operations import OperationsSubject
 from samebits.check.subject import Subject
 from samebits.check.tokens import EncoderSubject
-from samebits.errors import SettingError
+from samebits.errors import SamebitsError, SettingError
 
 QUESTIONS = (
     "Write a short poem about the sea.",
@@ -154,6 +154,8 @@ def named(path: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise SettingError(f"there is no module {module!r} ({error})") from error
+    except Exception as error:
+        raise SettingError(f"module {module!r} {_raised(error)}") from error
     try:
         return operator.attrgetter(name)(found)
     except AttributeError:
@@ -169,7 +171,18 @@ def _produced(thing: Any) -> Any:
         for p in inspect.signature(thing).parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    return thing if required else thing()
+    if required:
+        return thing
+    try:
+        return thing()
+    except SamebitsError:
+        raise
+    except Exception as error:
+        raise SettingError(f"{thing.__module__}:{thing.__qualname__} {_raised(error)}") from error
+
+
+def _raised(error: Exception) -> str:
+    return f"raised {type(error).__name__}: {error}"
 
 
 def _random(shape: str) -> torch.Tensor:

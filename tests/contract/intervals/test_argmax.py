@@ -44,10 +44,14 @@ def test_nan_and_infinity_are_not_certain() -> None:
     assert one.certain[0] and one.slack[0] == np.inf
 
 
-def test_logits_outside_their_interval_are_not_certain() -> None:
-    assert not certified_argmax(
-        np.array([[5.0, 0.0]]), interval([[6.0, 0.0]], [[7.0, 0.0]])
-    ).certain[0]
+@pytest.mark.parametrize("logits", [[5.0, 0.0], [9.0, 0.0], [6.5, 1.0], [6.5, -1.0]])
+def test_logits_outside_their_interval_are_not_certain(logits: list[float]) -> None:
+    """Such an interval is of other logits, and says nothing about these."""
+    i = interval([[6.0, 0.0]], [[7.0, 0.5]])
+    found = certified_argmax(np.array([logits]), i)
+    assert not found.certain[0] and found.outside[0] == 1
+    inside = certified_argmax(np.array([[6.5, 0.0]]), i)
+    assert inside.certain[0] and inside.outside[0] == 0
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4), (0,)])

@@ -24,6 +24,7 @@ from samebits.contract import (
     hopper_mma,
 )
 from samebits.contract import numerics as nx
+from samebits.contract.intervals import certified_argmax
 from samebits.errors import ContractError, ShapeError
 
 BF16 = LinearContract(Split(4), hopper_mma("bf16"), "bf16", "bf16")
@@ -219,6 +220,14 @@ def test_batches_and_vectors() -> None:
         assert v.contains(CPU.evaluate(x[0, 0, 0], w[0])).all()
     with pytest.raises(ShapeError, match="against an interval"):
         CPU.interval(x, w).contains(torch.zeros(3))
+
+
+@pytest.mark.parametrize("shape", [(0, 40), (3, 0, 40)])
+@pytest.mark.parametrize("order", ["contract", "any"])
+def test_no_rows(shape: tuple[int, ...], order: str) -> None:
+    i = CPU.interval(torch.zeros(shape), torch.ones(5, 40), torch.ones(5), order=order)
+    assert i.first.shape == (*shape[:-1], 5)
+    assert certified_argmax(np.zeros(i.first.shape), i).token.shape == shape[:-1]
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -63,8 +64,13 @@ class Case:
             return None
         return next((f for f in self.factors if f.name in names and f.outcome == "first"), None)
 
-    @cached_property
+    @property
     def unlike(self) -> list[tuple[int, Origin]]:
+        """`differing` without memory that the operation was handed to write to."""
+        return [(i, o) for i, o in self.differing if not _handed_out(self.second, i)]
+
+    @cached_property
+    def differing(self) -> list[tuple[int, Origin]]:
         """Operands in which the runs differ, for the request, and which may decide its bits."""
         x, y = self.first.operands, self.second.operands
         found = [
@@ -72,7 +78,7 @@ class Case:
             for i, (a, b) in enumerate(zip(x, y, strict=False))
             if _unlike(a, b, self.first, self.second) and not _overwritten(self.second, i)
         ]
-        idle = [i for i in found if x[i].shape == y[i].shape and self.isolation.idle([i])]
+        idle = [i for i in found if self.isolation.idle([i])]
         if self.isolation.idle(idle):
             found = [i for i in found if i not in idle]
         return [
@@ -141,9 +147,27 @@ class Case:
             return max(self.of_bound) <= 1.0
         return small(self.values)
 
+    @property
+    def steady_within(self) -> bool:
+        """Whether all results that either call gives, run again and again, are within rounding."""
+        calls = zip(
+            (self.first, self.second), self.isolation.alone, self.isolation.variants, strict=True
+        )
+        return self.within and all(
+            _near(op, results, other) for op, results, others in calls for other in others
+        )
+
     def argument_name(self, i: int) -> str:
         """The name of the argument that holds operand `i`."""
         return _argument_name(self.second, i)
+
+
+def _near(op: Operation, x: list[torch.Tensor], y: list[torch.Tensor]) -> bool:
+    """Whether two results of one call are both within what rounding alone can cause."""
+    found = precision.judge(replace(op, output=x), replace(op, output=y))
+    if found is not None:
+        return max(found.of_bound) <= 1.0
+    return small((tuple(op.parts(x)), tuple(op.parts(y))))
 
 
 def small(values: tuple[Bits, Bits]) -> bool:
@@ -175,12 +199,26 @@ def _unlike(a: torch.Tensor, b: torch.Tensor, first: Operation, second: Operatio
 
 def _overwritten(op: Operation, i: int) -> bool:
     """Whether an operand is only written to."""
+    argument = _written(op, i)
+    fills = torch.Tag.nondeterministic_seeded in op.func.tags
+    return argument is not None and (
+        bool(argument.is_out) or fills or base_name(op.func) in ("copy", "fill", "zero")
+    )
+
+
+def _handed_out(op: Operation, i: int) -> bool:
+    """Whether an operand is written to, and was memory without contents until then."""
+    made_by = op.origins[i].made_by
+    return _written(op, i) is not None and made_by is not None and "empty" in made_by[1]
+
+
+def _written(op: Operation, i: int) -> Any:
+    """The schema's argument of an operand that is written to, else None."""
     name = _argument_name(op, i)
     argument = next((a for a in op.func._schema.arguments if a.name == name), None)
     if argument is None or argument.alias_info is None or not argument.alias_info.is_write:
-        return False
-    fills = torch.Tag.nondeterministic_seeded in op.func.tags
-    return bool(argument.is_out) or fills or base_name(op.func) in ("copy", "fill", "zero")
+        return None
+    return argument
 
 
 def _argument_name(op: Operation, i: int) -> str:

@@ -103,7 +103,7 @@ def ties(case: Case) -> Diagnosis | None:
 
 def uninitialised(case: Case) -> Diagnosis | None:
     """An operand's memory was handed out without contents, and filling it decides the result."""
-    suspicious = any(case.origin(i).born_empty for i, _ in case.unlike)
+    suspicious = any(case.origin(i).born_empty for i, _ in case.differing)
     hidden = not case.unlike and not case.isolation.reproduced
     if not suspicious and not hidden:
         return None
@@ -199,24 +199,11 @@ def setting(case: Case) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def dtype(case: Case) -> Diagnosis | None:
-    """Operands of another type."""
-    x, y = case.first.operands, case.second.operands
-    pairs = [(a.dtype, b.dtype) for a, b in zip(x, y, strict=False) if a.dtype != b.dtype]
-    if not pairs:
-        return None
-    a, b = (str(d).removeprefix("torch.") for d in pairs[0])
-    return Diagnosis(
-        "precision", "dtype", f"{case.op} computed in {a} in one run and in {b} in the other.",
-        "dtype",
-    )  # fmt: skip
-
-
 def run_to_run(case: Case) -> Diagnosis | None:
     """The operation by itself does not repeat."""
     if all(case.isolation.repeats) or case.unlike:
         return None
-    if case.within:
+    if case.steady_within:
         return Diagnosis(
             "reordering", "atomic",
             f"{case.op} adds in an order that changes from call to call (atomic additions, or "
@@ -247,24 +234,6 @@ def not_a_number(case: Case) -> Diagnosis | None:
         f"{case.op} lets NaN or infinity of a neighbour, or of a masked place, into the result.",
         turned.name if turned else None,
         ("The request's own operands are finite, and its result is not.",),
-    )  # fmt: skip
-
-
-def narrow(case: Case) -> Diagnosis | None:
-    """One result has the distance from the exact one that fewer bits give."""
-    if case.unlike:
-        return None
-    found = case.narrower
-    if found[0] == found[1]:
-        return None
-    which, label = (0, found[0]) if found[0] else (1, found[1])
-    run = ("first", "second")[which]
-    factor = case.turning("rows", "layout", "argument", "neighbours", "position")
-    return Diagnosis(
-        "precision", str(label),
-        f"{case.op} computed with {label} in the {run} run.", factor.name if factor else None,
-        (f"The {run} run's result is nearer to an exact computation with {label} than to one with "
-         "its operands as they are.", *sweep(case, factor)),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from samebits.check.cause import detectors as detect
+from samebits.check.cause import narrower
 from samebits.check.cause.answers import Diagnosis, other_operations, other_types
 from samebits.check.cause.case import Case, small
 from samebits.check.cause.marks import Step
@@ -19,13 +20,14 @@ DETECTORS: tuple[Callable[[Case], Diagnosis | None], ...] = (
     detect.passed_over,
     detect.ties,
     detect.uninitialised,
+    narrower.rounded,
     detect.batch_scale,
     detect.state,
     detect.setting,
-    detect.dtype,
+    narrower.dtype,
     detect.run_to_run,
     detect.not_a_number,
-    detect.narrow,
+    narrower.narrow,
     detect.argument,
     detect.other_kernel,
     detect.handed_on,

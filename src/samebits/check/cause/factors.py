@@ -18,6 +18,8 @@ from samebits.check.explanation import Factor
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 _ROWS_WIDE = (255, 256, 257, 511, 512, 513, 1023, 1024, 1025)
 _REPEATS = {"cpu": 12, "cuda": 60}
+_VARIANTS = 8
+"""Different results of repetitions that are kept."""
 
 Results = Sequence[torch.Tensor]
 Whose = Literal["first", "second", "both", "other"]
@@ -136,9 +138,14 @@ class Isolation:
         return self.first.run(), self.second.run()
 
     @cached_property
+    def variants(self) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
+        """Other results than `alone` that each gives when it is run again and again."""
+        return _variants(self.first, self.alone[0]), _variants(self.second, self.alone[1])
+
+    @property
     def repeats(self) -> tuple[bool, bool]:
         """Whether each has the same bits when it is run again and again."""
-        return _repeats(self.first, self.alone[0]), _repeats(self.second, self.alone[1])
+        return not self.variants[0], not self.variants[1]
 
     @cached_property
     def reproduced(self) -> bool:
@@ -234,9 +241,25 @@ class Isolation:
                 yield from self._try("operand", change, partial(self._with_first, (i,)))
 
     def _with_first(self, places: Sequence[int]) -> Results:
-        """The second run's call with some operands of the first run's."""
+        """The second run's call with operands of the first run's; of carriers the request's block.
+
+        Raises:
+            ValueError: one has another shape and no such block.
+        """
         x, y = self.first.operands, self.second.operands
-        return self.second.run([x[i] if i in places else t for i, t in enumerate(y)])
+        for i in places:
+            if x[i].shape == y[i].shape:
+                y[i] = x[i]
+            elif self.rows is not None and all(i in rows.carriers for rows in self.rows):
+                mine, theirs = (
+                    slice(rows.place * rows.block, (rows.place + 1) * rows.block)
+                    for rows in self.rows
+                )
+                y[i] = y[i].clone()
+                y[i][theirs] = x[i][mine]
+            else:
+                raise ValueError(f"operand {i} is {tuple(x[i].shape)} and {tuple(y[i].shape)}")
+        return self.second.run(y)
 
     def idle(self, places: Sequence[int]) -> bool:
         """Whether operands of the first run's in these places leave the second run's bits alone.
@@ -367,10 +390,17 @@ def _with_arguments_of(op: Operation, other: Operation) -> Operation:
     return replace(op, args=args, kwargs=kwargs)
 
 
-def _repeats(op: Operation, first: Results) -> bool:
+def _variants(op: Operation, first: Results) -> list[list[torch.Tensor]]:
     device = op.operands[0].device.type if op.operands else "cpu"
-    want = op.parts(first)  # other results may count draws, or be left unwritten
-    return all(same(op.parts(op.run()), want) for _ in range(_REPEATS.get(device, 12)))
+    seen = [op.parts(first)]  # other results may count draws, or be left unwritten
+    found: list[list[torch.Tensor]] = []
+    for _ in range(_REPEATS.get(device, 12)):
+        results = op.run()
+        part = op.parts(results)
+        if len(found) < _VARIANTS and not any(same(part, other) for other in seen):
+            seen.append(part)
+            found.append(results)
+    return found
 
 
 def _layout(t: torch.Tensor) -> tuple[Any, ...]:

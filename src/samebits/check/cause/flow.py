@@ -43,16 +43,18 @@ class Flow:
         return {key for key in found if key is not None}
 
     def before(self, steps: Iterable[Key], agreed: set[Key]) -> set[Key] | None:
-        """The operations that steps follow from, over none that agreed; None: it was not seen."""
+        """The operations that steps follow from, over none that agreed; None: it was not seen.
+
+        A step that holds no tensors may follow from every number that was given to Python.
+        """
         found: set[Key] = set()
-        due = list(steps)
-        if not due or not all(self._sources.get(step) for step in due):
+        due = [self._sources.get(step) or self._numbers for step in steps]
+        if not all(due):
             return None
         while due:
-            for key in self._sources.get(due.pop(), ()):
-                if key not in found and key not in agreed:
-                    found.add(key)
-                    due.append(key)
+            new = due.pop() - found - agreed
+            found |= new
+            due.extend(self._sources.get(key, set()) for key in new)
         return found
 
 

@@ -29,6 +29,12 @@ UNIT = 2.0**-23
 #: Of the last rounding.
 OUTPUT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
+#: Types that operands are rounded to on the way.
+_SHORTER = {
+    "e5m2": torch.float8_e5m2, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}  # fmt: skip
+
 Cut = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -215,3 +221,28 @@ def _tf32(t: torch.Tensor) -> torch.Tensor:
     words = t.float().view(torch.int32)
     half = (1 << (drop - 1)) - 1 + ((words >> drop) & 1)
     return ((words + half) >> drop << drop).view(torch.float32).double()
+
+
+def rounding(a: torch.Tensor, b: torch.Tensor) -> tuple[int, str] | None:
+    """Which of two tensors (0 or 1) is the other rounded to a shorter type, and to which.
+
+    None: neither is.
+    """
+    if a.shape != b.shape or a.dtype is not b.dtype or a.dtype not in OUTPUT or not a.numel():
+        return None
+    for which, (wide, narrow) in enumerate(((b, a), (a, b))):
+        for label, dtype in _SHORTER.items():
+            if dtype.itemsize < a.dtype.itemsize and torch.equal(
+                wide.to(dtype).to(a.dtype), narrow
+            ):
+                return which, label
+        if a.dtype is torch.float32 and _is_tf32(wide, narrow):
+            return which, "tf32"
+    return None
+
+
+def _is_tf32(wide: torch.Tensor, narrow: torch.Tensor) -> bool:
+    """Whether fp32 numbers are others cut to ten fraction bits, however the last was rounded."""
+    if bool((narrow.contiguous().view(torch.int32) & 0x1FFF).any()):
+        return False
+    return bool(((wide - narrow).abs() <= 2.0**-10 * wide.abs()).all())

@@ -88,7 +88,7 @@ class Runs:
             self._states.append(State(module))
             shapes.append(_Shapes(module))
             values.append(self._call(side, shapes[side], "raised"))
-        written = self._states[FIRST].written()
+        written = self._states[FIRST].written() | self._states[SECOND].written()
         self.after = State(module)
         for state in (*self._states, self.after):
             state.keep(written)
@@ -140,7 +140,7 @@ class Runs:
         listener.unannounced = not self._own
         how = "cannot be made again: it raised"
         if listener.operations or listener.inside:
-            how = "cannot be listened to: under the listener it raised"
+            how = "cannot be made again, and listened to: it raised"
         with nullcontext() if self.module is not None else listener.forward(WHOLE):
             value = self._call(side, listener, how)
         listener.returned(value)

@@ -238,8 +238,8 @@ class Search:
         if step is not None:
             return [step.key]
         module, name, count = RETURNED
-        apart = (*self.returned.apart, *self.returned.unsure)
-        return [(module, name + a.label, count) for a in apart]
+        unsure = [a for a in self.returned.unsure if a.what == "bits"]
+        return [(module, name + a.label, count) for a in (*self.returned.apart, *unsure)]
 
     def _capture(self, step: Step) -> tuple[Operation, Operation] | None:
         """Takes the operation out of both runs, in the forward that holds the differing token.

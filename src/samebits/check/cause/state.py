@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from samebits import bits
 from samebits.check.cause.settings import random_state
 
 _FEW = 2**16
@@ -14,21 +15,23 @@ _FEW = 2**16
 
 @dataclass(frozen=True)
 class _Held:
-    """A buffer as it was: where it is, its tensor, a copy of that, and how often it was written."""
+    """A buffer as it was: where it is, its tensor, and a copy of that."""
 
     owner: torch.nn.Module
     name: str
     tensor: torch.Tensor | None
     copy: torch.Tensor | None
-    version: int | None
 
     @property
     def written(self) -> bool:
-        """Whether it may have been written to, or exchanged for another tensor."""
+        """Whether it holds other bits now, or is another tensor.
+
+        Its version would not tell: batch norm writes its statistics without counting.
+        """
         now = self.owner._buffers.get(self.name)
-        if now is not self.tensor:
-            return True
-        return now is not None and (self.version is None or self.version != _version(now))
+        if now is not self.tensor or now is None or self.copy is None:
+            return now is not self.tensor
+        return not bits.equal(now, self.copy)
 
     def restore(self) -> None:
         """Puts the tensor and its contents back."""
@@ -36,11 +39,6 @@ class _Held:
             with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
                 self.tensor.copy_(self.copy)
         self.owner._buffers[self.name] = self.tensor
-
-
-def _version(t: torch.Tensor | None) -> int | None:
-    """How often a tensor was written to; None: it does not count that."""
-    return None if t is None or t.is_inference() else t._version
 
 
 class State:
@@ -56,16 +54,14 @@ class State:
     def __init__(self, module: torch.nn.Module | None) -> None:
         self._random = random_state()
         self._held = {
-            (id(owner), name): _Held(
-                owner, name, b, None if b is None else b.detach().clone(), _version(b)
-            )
+            (id(owner), name): _Held(owner, name, b, None if b is None else b.detach().clone())
             for owner in (module.modules() if module is not None else ())
             for name, b in owner._buffers.items()
             if b is None or b.is_floating_point() or b.numel() <= _FEW
         }
 
     def written(self) -> set[tuple[int, str]]:
-        """The buffers that were written to since."""
+        """The buffers that hold other bits since."""
         return {key for key, held in self._held.items() if held.written}
 
     def keep(self, these: set[tuple[int, str]]) -> None:

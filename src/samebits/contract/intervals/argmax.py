@@ -19,16 +19,19 @@ class Certified:
 
     Attributes:
         token: index of the largest logit, the lowest one of equals; -1 in a row with a NaN.
-        certain: True where no order that the interval covers chooses another token.
+        certain: True where no order that the interval covers chooses another token; False where a
+            logit lies outside: then the interval is not that of these logits.
         rivals: how many other tokens some order could choose.
         slack: the smallest number that the token's logit can be minus the largest that any other
             can be: positive where the token is certain by more than a tie.
+        outside: how many logits no order that the interval covers can give (a NaN is one).
     """
 
     token: npt.NDArray[np.int64]
     certain: npt.NDArray[np.bool_]
     rivals: npt.NDArray[np.int64]
     slack: F64
+    outside: npt.NDArray[np.int64]
 
 
 def certified_argmax(logits: Operand, interval: Interval) -> Certified:
@@ -66,7 +69,8 @@ def certified_argmax(logits: Operand, interval: Interval) -> Certified:
     with np.errstate(invalid="ignore"):
         slack = np.where(known, least[..., 0] - others.max(-1), -np.inf)
     rivals = reach.sum(-1)
-    inside = np.take_along_axis(y, at, -1)[..., 0] >= least[..., 0]
+    outside = (~interval.contains(y)).sum(-1)
+    certain = known & (rivals == 0) & (outside == 0)
     return Certified(
-        np.where(nan, -1, token), known & inside & (rivals == 0), rivals.astype(np.int64), slack
+        np.where(nan, -1, token), certain, rivals.astype(np.int64), slack, outside.astype(np.int64)
     )

@@ -98,7 +98,11 @@ def interval(
     with np.errstate(all="ignore"):
         if w.ndim == 2:
             count = math.prod(shape[:-1])
-            flat = [None if t is None else t.reshape(count, -1) for t in (rows, join, xs)]
+            # Of no rows numpy cannot tell how long they are.
+            flat = [
+                None if t is None else t.reshape(count, t.size // count if count else t.shape[-1])
+                for t in (rows, join, xs)
+            ]
             assert flat[0] is not None
             sums = one(flat[0], w, flat[1], flat[2], ws).shaped(*shape)
         else:
