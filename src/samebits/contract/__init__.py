@@ -9,6 +9,7 @@ Read in this order:
 
 - `tree`        in which order the terms of a sum meet
 - `arithmetic`  what one step does, on a CPU and on a tensor core
+- `devices`     its numbers, chip by chip
 - `numerics`, `block`, `functions`  the same, executable: NumPy, exactly rounded
 - `linear`, `attention`, `rows`  the contracts, each with `evaluate`: the exact bits on a CPU
 - `exact`       contracts without a tree: the exact sum, rounded once
@@ -27,10 +28,10 @@ from samebits.contract.arithmetic import (
     BlockFma,
     Format,
     IeeeFma,
-    hopper_mma,
 )
 from samebits.contract.attention import AttentionContract, hopper_attention
 from samebits.contract.base import Contract
+from samebits.contract.devices import hopper_mma
 from samebits.contract.dot import dot, register_engine
 from samebits.contract.exact.contract import ExactContract
 from samebits.contract.key import ContractKey

@@ -2,7 +2,7 @@
 
 Two kinds cover the machines of this project. `IeeeFma` is what every CPU and every CUDA core does.
 `BlockFma` is what a tensor core does; its numbers differ from chip to chip, its shape does not, so
-another chip is another value of the same dataclass.
+another chip is another value of the same dataclass (`samebits.contract.devices`).
 """
 
 from __future__ import annotations
@@ -124,19 +124,3 @@ Arithmetic = IeeeFma | BlockFma
 IEEE_FMA = IeeeFma()
 #: CUDA cores: the same arithmetic with the GPU's NaN.
 CUDA_FMA = IeeeFma(nan=0x7FFFFFFF)
-
-
-def hopper_mma(input: str) -> BlockFma:
-    """The tensor cores of sm_90 (H100, H200) with fp32 accumulators.
-
-    bf16, fp16: blocks of 16; tf32: blocks of 8; e4m3, e5m2 (wgmma only): blocks of 32, a grid of 13
-    bits, results of 14 significant bits. The numbers, and those of other chips, are data:
-    `samebits.contract.devices`. Everything, also floor, zeros, NaN, Inf, subnormals and overflow,
-    is checked against an H200's own outputs (tests/contract/h200.npz).
-
-    Raises:
-        ContractError: another input type.
-    """
-    from samebits.contract.devices import arithmetic_of
-
-    return arithmetic_of("sm_90", input)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from samebits.contract import attention_steps as steps
 from samebits.contract import functions, mufu
 from samebits.contract import numerics as nx
-from samebits.contract.arithmetic import Arithmetic, BlockFma, hopper_mma
+from samebits.contract.arithmetic import Arithmetic, BlockFma
 from samebits.contract.base import Contract
+from samebits.contract.devices import hopper_mma
 from samebits.contract.dot import dot, require_gradual_underflow
 from samebits.contract.intervals import attention as intervals
 from samebits.contract.intervals.interval import Interval, Order

@@ -81,6 +81,19 @@ def arithmetic_of(device_class: str, input: str) -> BlockFma:
     return described()[name].step(input)
 
 
+def hopper_mma(input: str) -> BlockFma:
+    """The tensor cores of sm_90 (H100, H200) with fp32 accumulators.
+
+    bf16, fp16: blocks of 16; tf32: blocks of 8; e4m3, e5m2 (wgmma only): blocks of 32, a grid of 13
+    bits, results of 14 significant bits. Everything, also floor, zeros, NaN, Inf, subnormals and
+    overflow, is checked against an H200's own outputs (tests/contract/h200.npz).
+
+    Raises:
+        ContractError: another input type.
+    """
+    return arithmetic_of("sm_90", input)
+
+
 def _read(data: dict[str, Any]) -> DeviceClass:
     steps = {
         input: BlockFma(

@@ -7,7 +7,8 @@ import time
 import numpy as np
 
 from samebits.contract import numerics as nx
-from samebits.contract.arithmetic import Arithmetic, BlockFma, hopper_mma
+from samebits.contract.arithmetic import Arithmetic, BlockFma
+from samebits.contract.devices import hopper_mma
 from samebits.contract.dot import leaf_dot, register_engine
 from samebits.contract.numerics import F32
 from samebits.contract.tree import Chain, Leaf
