@@ -111,7 +111,7 @@ def test_requests_can_have_seeds_of_their_own(switch: None) -> None:
             manager.add_request(row, request_id=f"own {seed}", seed=seed)
         found = {}
         while len(found) < len(rows):
-            output = manager.get_result(timeout=60)
+            output = manager.get_result(timeout=300)
             assert output is not None and output.error is None
             if output.is_finished():
                 found[output.request_id] = output.generated_tokens

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,32 +76,45 @@ def save_model(home: Path) -> None:
     fast.save_pretrained(home)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=2)
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(params=[False, True], ids=["generate", "continuous batching"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The server's address and its model's name."""
     save_model(tmp_path)
-    port = str(18000 + (time.time_ns() // 1000) % 2000)
+    port = free_port()
     command = [
         "-c", "from transformers.cli.transformers import main; main()", "serve", str(tmp_path),
-        "--port", port, "--device", "cpu", "--dtype", "float32",
+        "--port", str(port), "--device", "cpu", "--dtype", "float32",
     ]  # fmt: skip
     if request.param:
         command += ["--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "64"]
     log = (tmp_path / "log").open("w")
     process = subprocess.Popen(launch(sys.executable, *command), stdout=log, stderr=log)
     url = f"http://localhost:{port}"
+    end = time.monotonic() + 300
     try:
-        for _ in range(120):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=2)
-                break
-            except OSError:
-                assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
-                time.sleep(0.5)
+        while not answers(f"{url}/health"):
+            assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            assert time.monotonic() < end, "the server does not come up"
+            time.sleep(0.2)
         yield url, str(tmp_path)
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()
         log.close()
 
 
@@ -120,7 +133,7 @@ def test_a_served_request_has_one_answer(server: tuple[str, str]) -> None:
             f"{url}/v1/chat/completions", json.dumps(body).encode(),
             {"content-type": "application/json"},
         )  # fmt: skip
-        answer = json.load(urllib.request.urlopen(post, timeout=120))
+        answer = json.load(urllib.request.urlopen(post, timeout=300))
         text: str = answer["choices"][0]["message"]["content"]
         return text
 
