@@ -1,7 +1,7 @@
-"""Launchers of exact sums and products (csrc/exact.cpp), and the fast twin of their evaluation.
+"""Launchers of exact sums and products, and the fast twin of their evaluation.
 
-A result is first computed in fp64 with a bound of its error. Where that decides the rounding it is
-done; where it does not, the terms are added again without any rounding.
+A result is first computed in floating point with a bound of its error. Where that decides the
+rounding it is done; where it does not, the terms are added again without any rounding.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from samebits.contract.numerics import F32
 from samebits.engines.cpu import DTYPE_CODE, _cpu
 
 _OUTPUTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+#: Codes of csrc/exact_rows.hpp.
+_VALUES = {"sum": 0, "squares": 1, "mean": 2, "norm": 3}
+_SOFTMAXES = {"softmax": 0, "log_softmax": 1, "logsumexp": 2}
 
 
 def product(
@@ -59,14 +62,35 @@ def rows(
     Returns:
         [R], and how many rows needed the slow second step.
     """
+    return row_values("squares" if squares else "sum", x, out_dtype)
+
+
+def row_values(value: str, x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """ "sum", "squares", "mean" or "norm" of rows x [R, n]; the last two of S and Q in fp32.
+
+    Returns:
+        [R], and how many rows needed the slow second step.
+    """
     x = _rows(x)
     count, n = x.shape
     out = torch.empty(count, dtype=out_dtype)
     again = _cpu.exact_rows(
-        x.data_ptr(), count, x.stride(0), n, squares, out.data_ptr(), DTYPE_CODE[x.dtype],
+        x.data_ptr(), count, x.stride(0), n, _VALUES[value], out.data_ptr(), DTYPE_CODE[x.dtype],
         DTYPE_CODE[out_dtype],
     )  # fmt: skip
     return out, again
+
+
+def softmax(kind: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """ "softmax", "log_softmax" or "logsumexp" of rows x [R, n] -> [R, n] or [R]."""
+    x = _rows(x)
+    count, n = x.shape
+    out = torch.empty((count,) if kind == "logsumexp" else (count, n), dtype=out_dtype)
+    _cpu.exact_softmax(
+        _SOFTMAXES[kind], x.data_ptr(), count, x.stride(0), n, out.data_ptr(), DTYPE_CODE[x.dtype],
+        DTYPE_CODE[out_dtype],
+    )  # fmt: skip
+    return out
 
 
 def norm(

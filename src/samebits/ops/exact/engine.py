@@ -34,10 +34,37 @@ def product(
 
 def rows(x: torch.Tensor, out_dtype: torch.dtype, squares: bool = False) -> torch.Tensor:
     """R(sum x) or R(sum x * x) along the last axis: [..., n] -> [...]."""
-    n = x.shape[-1]
-    flat = x.reshape(x.shape[:-1].numel(), n)
-    result: torch.Tensor = _engine(x).rows(flat, out_dtype, squares=squares)[0]
-    return result.view(x.shape[:-1])
+    result: torch.Tensor = _engine(x).rows(_flat(x), out_dtype, squares=squares)[0]
+    return result if x.dim() == 2 else result.view(x.shape[:-1])
+
+
+def mean(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """S(x) / n along the last axis, S rounded to fp32: [..., n] -> [...]."""
+    if not x.is_cuda:
+        return _values("mean", x, out_dtype)
+    # A tensor: torch divides by a number in another way.
+    count = torch.full((), float(x.shape[-1]), dtype=torch.float32, device=x.device)
+    return canonical(rows(x, torch.float32) / count, out_dtype)
+
+
+def length(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """sqrt(Q(x)) along the last axis, Q rounded to fp32: [..., n] -> [...]."""
+    if not x.is_cuda:
+        return _values("norm", x, out_dtype)
+    return canonical(pointwise.sqrt(rows(x, torch.float32, squares=True)), out_dtype)
+
+
+def _values(value: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    result = cpu.row_values(value, _flat(x), out_dtype)[0]
+    return result if x.dim() == 2 else result.view(x.shape[:-1])
+
+
+def softmax(kind: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """ "softmax", "log_softmax" or "logsumexp" (without the last axis) of x [..., n]."""
+    result: torch.Tensor = _engine(x).softmax(kind, _flat(x), out_dtype)
+    if x.dim() == 2:
+        return result
+    return result.view(x.shape[:-1] if kind == "logsumexp" else x.shape)
 
 
 def columns(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
@@ -50,9 +77,8 @@ def norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, layer: bool
 ) -> torch.Tensor:
     """``fma((x - u) * r, weight, bias)`` along the last axis; u is 0 without `layer`."""
-    flat = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    result: torch.Tensor = _engine(x).norm(flat, weight, bias, eps, layer)
-    return result.view(x.shape)
+    result: torch.Tensor = _engine(x).norm(_flat(x), weight, bias, eps, layer)
+    return result if x.dim() == 2 else result.view(x.shape)
 
 
 def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,6 +111,10 @@ def canonical(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def gpu() -> ModuleType:
     """The engine of CUDA tensors, imported when the first one shows up."""
     return import_module("samebits.engines.triton.exact")
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _engine(x: torch.Tensor) -> ModuleType:

@@ -8,9 +8,9 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops import pointwise
 from samebits.ops.checks import axes_of, axis_of
-from samebits.ops.exact.engine import canonical, checked, exp, gpu, norm, rows
+from samebits.ops.exact import engine
+from samebits.ops.exact.engine import checked, norm, rows
 
 Dim = int | Sequence[int] | None
 
@@ -36,9 +36,8 @@ def mean(
 ) -> torch.Tensor:
     """The exact sum, rounded to fp32, divided by the number of elements; arguments as `sum`."""
     x = checked("mean", x)
-    row = _last("mean", x, dim)
-    y = rows(row, torch.float32) / _count(row)
-    return _shaped(canonical(y, _type("mean", x, dtype)), x, dim, keepdim, "mean")
+    y = engine.mean(_last("mean", x, dim), _type("mean", x, dtype))
+    return _shaped(y, x, dim, keepdim, "mean")
 
 
 def vector_norm(
@@ -46,8 +45,8 @@ def vector_norm(
 ) -> torch.Tensor:
     """The square root of the exact sum of squares, rounded to fp32 first; arguments as `sum`."""
     x = checked("vector_norm", x)
-    y = pointwise.sqrt(rows(_last("vector_norm", x, dim), torch.float32, squares=True))
-    return _shaped(canonical(y, _type("vector_norm", x, dtype)), x, dim, keepdim, "vector_norm")
+    y = engine.length(_last("vector_norm", x, dim), _type("vector_norm", x, dtype))
+    return _shaped(y, x, dim, keepdim, "vector_norm")
 
 
 def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -61,10 +60,7 @@ def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None)
         ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
     """
     row, out = _rows_along("softmax", x, dim), _type("softmax", x, dtype)
-    if row.is_cuda and row.numel():
-        return _back(_on_gpu("softmax", row, out), dim, x)
-    _, e = _exponentials(row)
-    return _back(canonical(e / rows(e, torch.float32).unsqueeze(-1), out), dim, x)
+    return _back(_softmax("softmax", row, out), dim, x)
 
 
 def log_softmax(
@@ -72,21 +68,13 @@ def log_softmax(
 ) -> torch.Tensor:
     """``(x - m) - log(S(exp(x - m)))``, m = max x; arguments as `softmax`."""
     row, out = _rows_along("log_softmax", x, dim), _type("log_softmax", x, dtype)
-    if row.is_cuda and row.numel():
-        return _back(_on_gpu("log_softmax", row, out), dim, x)
-    m, e = _exponentials(row)
-    log_s = pointwise.log(rows(e, torch.float32)).unsqueeze(-1)
-    return _back(canonical((row.to(torch.float32) - m) - log_s, out), dim, x)
+    return _back(_softmax("log_softmax", row, out), dim, x)
 
 
 def logsumexp(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
     """``log(S(exp(x - m))) + m``, m = max x, or 0 where that is infinite; errors as `softmax`."""
     row = _rows_along("logsumexp", x, dim)
-    if row.is_cuda and row.numel():
-        y = _on_gpu("logsumexp", row, row.dtype)
-    else:
-        m, e = _exponentials(row, finite=True)
-        y = canonical(pointwise.log(rows(e, torch.float32)) + m.squeeze(-1), row.dtype)
+    y = _softmax("logsumexp", row, row.dtype)
     return y.unsqueeze(dim) if keepdim and x.dim() else y
 
 
@@ -126,22 +114,12 @@ def _rows_along(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.movedim(axis, -1) if x.dim() else x.view(1)
 
 
-def _on_gpu(kind: str, row: torch.Tensor, out: torch.dtype) -> torch.Tensor:
-    flat = row.reshape(row.shape[:-1].numel(), row.shape[-1])
-    y: torch.Tensor = gpu().softmax(kind, flat, out)
-    return y.view(row.shape[:-1] if kind == "logsumexp" else row.shape)
-
-
-def _exponentials(row: torch.Tensor, finite: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima [..., 1] of rows and exp(row - maximum), both fp32."""
-    wide = row.to(torch.float32)
-    # A NaN is passed over here and reaches the result through the sum; -0 becomes +0.
-    seen = wide.masked_fill(wide.isnan(), -torch.inf)
-    least = seen.new_full((*row.shape[:-1], 1), -torch.inf)
-    m = (seen.amax(-1, keepdim=True) if row.shape[-1] else least) + 0.0
-    if finite:
-        m = m.masked_fill(m.isinf(), 0.0)
-    return m, exp(wide - m)
+def _softmax(kind: str, row: torch.Tensor, out: torch.dtype) -> torch.Tensor:
+    if row.numel():
+        return engine.softmax(kind, row, out)
+    # No terms: a sum of +0, whose logarithm is -Inf.
+    shape = row.shape[:-1] if kind == "logsumexp" else row.shape
+    return row.new_full(shape, -torch.inf, dtype=out)
 
 
 def _back(y: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
@@ -151,6 +129,8 @@ def _back(y: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
 def _last(op: str, x: torch.Tensor, dim: Dim) -> torch.Tensor:
     """The reduced axes as one, the last."""
     axes = axes_of(op, dim, x.dim())
+    if len(axes) == 1 and axes[0] == x.dim() - 1:
+        return x
     kept = [i for i in range(x.dim()) if i not in axes]
     moved = x.permute(*kept, *axes) if x.dim() else x
     n = moved.shape[len(kept) :].numel()
@@ -162,11 +142,6 @@ def _shaped(y: torch.Tensor, x: torch.Tensor, dim: Dim, keepdim: bool, op: str) 
         return y
     axes = axes_of(op, dim, x.dim())
     return y.view([1 if i in axes else size for i, size in enumerate(x.shape)])
-
-
-def _count(row: torch.Tensor) -> torch.Tensor:
-    """The number of elements as an fp32 tensor: torch divides by a number in another way."""
-    return torch.full((), float(row.shape[-1]), dtype=torch.float32, device=row.device)
 
 
 def _type(op: str, x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -38,6 +38,7 @@ void bind_counted(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_evaluate(nb::module_& m);
 void bind_exact(nb::module_& m);
+void bind_exact_rows(nb::module_& m);
 void bind_augmented(nb::module_& m);
 void bind_path(nb::module_& m);
 void bind_numbers(nb::module_& m);

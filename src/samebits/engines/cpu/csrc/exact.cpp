@@ -1,9 +1,4 @@
-// Exact results at the price of fp64: Ziv's strategy, applied to sums.
-//
-// A sum in fp64 is a number y and a bound e of its error. If y - e and y + e round to the same
-// number of the result's type, that number is the correctly rounded exact sum (rounding is
-// monotone). If not, or if the exact sum lies on a boundary, the terms are added again into a fixed-
-// point number that holds every bit. So how the work was cut cannot show in a result.
+// Exact products at the price of fp64: see ziv.hpp. How the work was cut cannot show in a result.
 #include "exact.hpp"
 
 #include <atomic>
@@ -11,8 +6,8 @@
 #include <vector>
 
 #include "bind.hpp"
-#include "fixed_sum.hpp"
 #include "kernels/exact.hpp"
+#include "ziv.hpp"
 
 namespace samebits {
 SB_KERNEL_TABLE(ExactKernels, exact_kernels)
@@ -21,67 +16,6 @@ namespace {
 
 constexpr int64_t kRows = 64, kColumns = 64, kChunk = 512;  // of a task, and of k between two folds
 constexpr int64_t kStreamRows = 4, kStreamChunk = 2048;
-constexpr int64_t kSegment = 1 << 16;  // elements of a row that one task sums
-constexpr double kUnit = 0x1p-53;
-constexpr double kSlack = 1.01;  // for the roundings of the bounds themselves, second order included
-
-int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-double nan_value() { return base::bit_float(base::kNan32); }
-
-float element(DType type, const void* x, int64_t i) {
-  switch (type) {
-    case DType::f32: return static_cast<const float*>(x)[i];
-    case DType::bf16: return base::to_float(static_cast<const base::bf16*>(x)[i]);
-    default: return base::to_float(static_cast<const base::f16*>(x)[i]);
-  }
-}
-
-void put(DType type, void* out, int64_t i, float v) {
-  switch (type) {
-    case DType::f32: return base::store1(static_cast<float*>(out) + i, v);
-    case DType::bf16: return base::store1(static_cast<base::bf16*>(out) + i, v);
-    case DType::f16: return base::store1(static_cast<base::f16*>(out) + i, v);
-  }
-}
-
-const char* advance(const void* x, DType type, int64_t elements) {
-  return static_cast<const char*>(x) + elements * size_of(type);
-}
-
-/// A unit that divides all numbers of a type whose magnitude is at least `smallest`, or 0.
-double unit_of(DType type, double smallest) {
-  if (std::isinf(smallest)) return smallest;  // no such number
-  const int fraction = type == DType::f32 ? 23 : type == DType::bf16 ? 7 : 10;
-  return std::ldexp(1.0, std::ilogb(smallest) - fraction);
-}
-
-/// A bound of the error of a sum of terms in fp64.
-/// magnitude: at least the sum of their magnitudes; unit: divides all of them; depth: additions that a
-/// term goes through.
-double error_bound(double magnitude, double unit, int64_t depth) {
-  magnitude *= kSlack;
-  if (magnitude < 0x1p53 * unit) return 0;  // every partial sum is a multiple of unit with at most 53 bits
-  return static_cast<double>(depth) * kUnit * kSlack * magnitude;
-}
-
-/// Whether every number within e of y rounds to one number, which is put into `result`.
-bool certain(double y, double e, DType type, float& result) {
-  if (e == 0 || !std::isfinite(y)) {
-    result = y != y ? static_cast<float>(nan_value()) : rounded(y, type);
-    return true;
-  }
-  e = e * kSlack + 0x1p-52 * std::fabs(y);  // y - e and y + e are rounded, too
-  result = rounded(y + e, type);
-  return base::float_bits(rounded(y - e, type)) == base::float_bits(result);
-}
-
-/// y + c, and the error of that addition added to e.
-double with_term(double y, float c, double& e) {
-  const double d = c, s = y + d, t = s - y;
-  if (std::isfinite(s)) e += std::fabs((y - (s - t)) + (d - t));  // Knuth's TwoSum: exact
-  return s;
-}
 
 /// One result without rounding; all terms are finite.
 float fixed(const ExactProduct& p, const void* x, const void* w, const float* c) {
@@ -89,26 +23,6 @@ float fixed(const ExactProduct& p, const void* x, const void* w, const float* c)
   for (int64_t k = 0; k < p.k; ++k) sum.add_product(element(p.in_type, x, k), element(p.in_type, w, k));
   if (c) sum.add_value(*c);
   return sum.value(p.out_type);
-}
-
-/// The sum of a row (or of its squares) without rounding; all elements are finite.
-float fixed_row(DType type, const void* x, int64_t n, bool squares, DType out_type, float u = 0) {
-  FixedSum sum;
-  for (int64_t i = 0; i < n; ++i) {
-    const float v = element(type, x, i) - u;
-    sum.add_product(v, squares ? v : 1.0f);
-  }
-  return sum.value(out_type);
-}
-
-/// S (or Q) of a row, u taken from its elements first.
-float row_sum(DType type, const void* x, int64_t n, bool squares, float u) {
-  const ExactKernels& kernels = exact_kernels();
-  const RowSum s = u == 0 ? kernels.sum(type, x, n, squares) : kernels.deviations(type, x, n, u);
-  float result;
-  return certain(s.sum, error_bound(s.magnitude, 0, n / 32 + 40), DType::f32, result)
-             ? result
-             : fixed_row(type, x, n, squares, DType::f32, u);
 }
 
 /// Memory of a thread, kept between calls.
@@ -225,63 +139,6 @@ void exact_product_plain(const ExactProduct& p, int threads) {
   });
 }
 
-int64_t exact_rows(const void* x, int64_t rows, int64_t row, int64_t n, bool squares, void* out, DType in_type,
-                   DType out_type) {
-  if (rows == 0) return 0;
-  const ExactKernels& kernels = exact_kernels();
-  const int64_t segments = n > kSegment ? div_up(n, kSegment) : 1;
-  const int threads = threads_for(rows * n, 1 << 17);
-  const int64_t group = segments > 1 || rows < 4 * threads ? 1 : div_up(rows, 16 * threads);  // rows of a task
-  std::vector<RowSum> parts(static_cast<size_t>(rows * segments));
-  parallel_for(div_up(rows, group) * segments, threads, [&](int64_t i) {
-    const int64_t segment = i % segments, first = i / segments * group, start = segment * kSegment;
-    const int64_t length = segments == 1 ? n : n - start < kSegment ? n - start : kSegment;
-    for (int64_t r = first; r < first + group && r < rows; ++r)
-      parts[static_cast<size_t>(r * segments + segment)] =
-          kernels.sum(in_type, advance(x, in_type, r * row + start), length, squares);
-  });
-  const int64_t depth = (n < kSegment ? n : kSegment) / 32 + 40 + segments;
-  std::atomic<int64_t> again{0};
-  parallel_for(div_up(rows, group), threads, [&](int64_t i) {
-    for (int64_t r = i * group; r < (i + 1) * group && r < rows; ++r) {
-      RowSum total{0, 0};
-      for (int64_t s = 0; s < segments; ++s) {
-        total.sum += parts[static_cast<size_t>(r * segments + s)].sum;
-        total.magnitude += parts[static_cast<size_t>(r * segments + s)].magnitude;
-      }
-      const void* at = advance(x, in_type, r * row);
-      float result;
-      if (!certain(total.sum, error_bound(total.magnitude, 0, depth), out_type, result)) {
-        const double unit = unit_of(in_type, kernels.smallest(in_type, at, n));
-        const double e = error_bound(total.magnitude, squares ? unit * unit : unit, depth);
-        if (!certain(total.sum, e, out_type, result)) {
-          result = fixed_row(in_type, at, n, squares, out_type);
-          ++again;
-        }
-      }
-      put(out_type, out, r, result);
-    }
-  });
-  return again;
-}
-
-void exact_norm(const void* x, int64_t rows, int64_t row, int64_t n, const void* w, const void* b, float eps,
-                bool centred, void* out, DType type) {
-  const ExactKernels& kernels = exact_kernels();
-  const int threads = threads_for(rows * n, 1 << 16);
-  const int64_t group = div_up(rows, 16 * threads);
-  parallel_for(div_up(rows, group), threads, [&](int64_t i) {
-    const float length = static_cast<float>(n);
-    for (int64_t r = i * group; r < (i + 1) * group && r < rows; ++r) {
-      const void* at = advance(x, type, r * row);
-      const float u = centred ? row_sum(type, at, n, false, 0) / length : 0.0f;
-      const float q = row_sum(type, at, n, true, u);
-      void* to = static_cast<char*>(out) + r * n * size_of(type);
-      kernels.normalise(type, at, n, u, 1.0f / std::sqrt(q / length + eps), w, b, to);
-    }
-  });
-}
-
 int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type) {
   constexpr int64_t kPiece = 4096;
   std::atomic<int64_t> again{0};
@@ -366,13 +223,6 @@ void bind_exact(nb::module_& m) {
     exact_product_plain(p, threads_for(batch * rows * n * k, 1 << 14));
     return batch * rows * n;
   });
-  m.def("exact_rows", [](uintptr_t x, int64_t rows, int64_t row, int64_t n, bool squares, uintptr_t out, int dtype,
-                         int out_dtype) {
-    need_memory(rows * n, {x});
-    nb::gil_scoped_release release;
-    return exact_rows(ptr<void>(x), rows, row, n, squares, ptr<void>(out), static_cast<DType>(dtype),
-                      static_cast<DType>(out_dtype));
-  });
   m.def("exact_partial", [](uintptr_t x, uintptr_t w, uintptr_t y, uintptr_t bound, int64_t rows, int64_t n, int64_t k,
                             int64_t xr, int64_t wr, int dtype) {
     need_memory(rows * n * k, {x, w});
@@ -400,14 +250,6 @@ void bind_exact(nb::module_& m) {
     exact_value(ptr<const int64_t>(limbs), ptr<const float>(term), count, ptr<void>(out), static_cast<DType>(out_dtype));
   });
   m.attr("EXACT_LIMBS") = FixedSum::kLimbs;
-  m.def("exact_norm", [](uintptr_t x, int64_t rows, int64_t row, int64_t n, uintptr_t w, uintptr_t b, double eps,
-                         bool centred, uintptr_t out, int dtype) {
-    need_memory(rows * n, {x});
-    nb::gil_scoped_release release;
-    if (rows * n > 0)
-      exact_norm(ptr<void>(x), rows, row, n, ptr<void>(w), ptr<void>(b), static_cast<float>(eps), centred,
-                 ptr<void>(out), static_cast<DType>(dtype));
-  });
   m.def("exact_columns", [](uintptr_t x, int64_t terms, int64_t stride, int64_t n, uintptr_t out, int dtype,
                             int out_dtype) {
     need_memory(terms * n, {x});

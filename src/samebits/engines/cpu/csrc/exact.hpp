@@ -1,4 +1,4 @@
-// Exact sums and products: the correctly rounded value of the exact sum, in any order of work.
+// Exact products, and sums of few terms: the correctly rounded value of the exact sum, in any order of work.
 #pragma once
 #include <cstdint>
 
@@ -24,15 +24,6 @@ int64_t exact_product(const ExactProduct& p);
 
 /// The same with every result summed without rounding: slow, and simple enough to be believed.
 void exact_product_plain(const ExactProduct& p, int threads);
-
-/// out[r] = R(sum of x[r], or of its squares), rows of n contiguous elements. Returns as exact_product.
-int64_t exact_rows(const void* x, int64_t rows, int64_t row, int64_t n, bool squares, void* out, DType in_type,
-                   DType out_type);
-
-/// out[r] = fma((x[r] - u) * s, w, b) with s = 1 / sqrt(Q(x[r] - u) / n + eps), u = S(x[r]) / n if `centred`, else 0;
-/// exact sums rounded to fp32, rows of out contiguous, everything of one type; w and b may be null.
-void exact_norm(const void* x, int64_t rows, int64_t row, int64_t n, const void* w, const void* b, float eps,
-                bool centred, void* out, DType type);
 
 /// out[i] = R(sum_t x[t * stride + i]), t < terms. Returns as exact_product.
 int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type);

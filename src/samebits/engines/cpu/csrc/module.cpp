@@ -28,6 +28,7 @@ NB_MODULE(_cpu, m) {
   bind_order(m);
   bind_evaluate(m);
   bind_exact(m);
+  bind_exact_rows(m);
   bind_augmented(m);
   bind_path(m);
   bind_numbers(m);

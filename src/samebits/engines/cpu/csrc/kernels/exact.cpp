@@ -20,32 +20,22 @@ constexpr int kStreamColumns = 2;
 
 #if defined(SB_ISA_avx512)
 static inline Part load_d(const double* p) { return _mm512_loadu_pd(p); }
-static inline void store_d(double* p, Part v) { _mm512_storeu_pd(p, v); }
 static inline Part fma_d(Part a, Part b, Part c) { return _mm512_fmadd_pd(a, b, c); }
 #elif defined(SB_ISA_avx2)
 static inline Part load_d(const double* p) { return _mm256_loadu_pd(p); }
-static inline void store_d(double* p, Part v) { _mm256_storeu_pd(p, v); }
 static inline Part fma_d(Part a, Part b, Part c) { return _mm256_fmadd_pd(a, b, c); }
 #elif defined(SB_ISA_neon)
 static inline Part load_d(const double* p) { return vld1q_f64(p); }
-static inline void store_d(double* p, Part v) { vst1q_f64(p, v); }
 static inline Part fma_d(Part a, Part b, Part c) { return vfmaq_f64(c, a, b); }
 #else
 static inline Part load_d(const double* p) { return *p; }
-static inline void store_d(double* p, Part v) { *p = v; }
 static inline Part fma_d(Part a, Part b, Part c) { return part_fmadd(a, b, c); }
 #endif
 
 static inline double fold(Part v) {
   double lane[kWidth], sum = 0;
-  store_d(lane, v);
+  part_store(lane, v);
   for (int i = 0; i < kWidth; ++i) sum += lane[i];
-  return sum;
-}
-
-static inline double fold(D16 v) {
-  double sum = 0;
-  for (int i = 0; i < kParts; ++i) sum += fold(v.v[i]);
   return sum;
 }
 
@@ -69,9 +59,9 @@ void pack_typed(const T* x, int64_t row, int64_t rows, int64_t k, double* packed
       const D16 d = widen(v);
       squares = fma(d, d, squares);
       low = vmin(low, present(abs(v)));
-      for (int p = 0; p < kParts; ++p) store_d(packed + i + p * kWidth, d.v[p]);
+      for (int p = 0; p < kParts; ++p) part_store(packed + i + p * kWidth, d.v[p]);
     }
-    facts[r].squares += fold(squares);
+    facts[r].squares += fold_any(squares);
     const double l = least(low);
     if (l < facts[r].smallest) facts[r].smallest = l;
   }
@@ -163,10 +153,10 @@ void stream_tile(const double* x, int64_t k_padded, const T* w, int64_t w_row, i
     }
   }
   for (int c = 0; c < C; ++c) {
-    facts[c].squares += fold(squares[c]);
+    facts[c].squares += fold_any(squares[c]);
     const double l = least(low[c]);
     if (l < facts[c].smallest) facts[c].smallest = l;
-    for (int r = 0; r < R; ++r) acc[r * acc_row + c] += fold(a[r][c]);
+    for (int r = 0; r < R; ++r) acc[r * acc_row + c] += fold_any(a[r][c]);
   }
 }
 
@@ -202,118 +192,11 @@ void stream(DType type, const double* x, int64_t rows, int64_t k_padded, const v
   }
 }
 
-template <class T>
-RowSum sum_typed(const T* x, int64_t n, bool squares) {
-  D16 total[2] = {set1_d(0), set1_d(0)};
-  F16 high[2] = {zero(), zero()};
-  int64_t i = 0;
-  const auto step = [&](F16 v, int at) {
-    const D16 d = widen(v);
-    if (squares) {
-      total[at] = fma(d, d, total[at]);
-    } else {
-      total[at] = add(total[at], d);
-      high[at] = vmax(high[at], abs(v));
-    }
-  };
-  for (; i + 32 <= n; i += 32) {
-    step(load(x + i), 0);
-    step(load(x + i + 16), 1);
-  }
-  for (; i < n; i += 16) step(n - i >= 16 ? load(x + i) : load_part(x + i, static_cast<int>(n - i)), 0);
-  const double sum = fold(add(total[0], total[1]));
-  if (squares) return {sum, sum};
-  float lane[16], largest = 0;
-  store_f32(lane, vmax(high[0], high[1]));
-  for (float f : lane) largest = f > largest ? f : largest;
-  return {sum, largest * static_cast<double>(n)};
-}
-
-template <class T>
-RowSum deviations_typed(const T* x, int64_t n, float u) {
-  D16 total[2] = {set1_d(0), set1_d(0)};
-  const F16 mean = set1(u);
-  int64_t i = 0;
-  for (; i + 32 <= n; i += 32)
-    for (int at = 0; at < 2; ++at) {
-      const D16 d = widen(sub(load(x + i + 16 * at), mean));
-      total[at] = fma(d, d, total[at]);
-    }
-  for (; i < n; i += 16) {
-    const int left = n - i < 16 ? static_cast<int>(n - i) : 16;
-    const D16 d = widen(select(m_first(left), sub(load_part(x + i, left), mean), zero()));
-    total[0] = fma(d, d, total[0]);
-  }
-  const double sum = fold(add(total[0], total[1]));
-  return {sum, sum};
-}
-
-template <class T>
-void normalise_typed(const T* x, int64_t n, float u, float r, const T* w, const T* b, T* out) {
-  const F16 mean = set1(u), scale = set1(r);
-  for (int64_t i = 0; i < n; i += 16) {
-    const int left = n - i < 16 ? static_cast<int>(n - i) : 16;
-    F16 t = mul(sub(load_part(x + i, left), mean), scale);
-    if (w && b) t = fma(t, load_part(w + i, left), load_part(b + i, left));
-    else if (w) t = mul(t, load_part(w + i, left));
-    else if (b) t = add(t, load_part(b + i, left));
-    if (left == 16) store(out + i, t);
-    else store_part(out + i, t, left);
-  }
-}
-
-template <class T>
-double smallest_typed(const T* x, int64_t n) {
-  F16 low = set1(kInf);
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) low = vmin(low, present(abs(load(x + i))));
-  if (i < n) low = vmin(low, present(abs(load_part(x + i, static_cast<int>(n - i)))));
-  return least(low);
-}
-
-RowSum sum(DType type, const void* x, int64_t n, bool squares) {
-  switch (type) {
-    case DType::f32: return sum_typed(static_cast<const float*>(x), n, squares);
-    case DType::bf16: return sum_typed(static_cast<const bf16*>(x), n, squares);
-    default: return sum_typed(static_cast<const f16*>(x), n, squares);
-  }
-}
-
-RowSum deviations(DType type, const void* x, int64_t n, float u) {
-  switch (type) {
-    case DType::f32: return deviations_typed(static_cast<const float*>(x), n, u);
-    case DType::bf16: return deviations_typed(static_cast<const bf16*>(x), n, u);
-    default: return deviations_typed(static_cast<const f16*>(x), n, u);
-  }
-}
-
-template <class T>
-void normalise_as(const void* x, int64_t n, float u, float r, const void* w, const void* b, void* out) {
-  normalise_typed(static_cast<const T*>(x), n, u, r, static_cast<const T*>(w), static_cast<const T*>(b),
-                  static_cast<T*>(out));
-}
-
-void normalise(DType type, const void* x, int64_t n, float u, float r, const void* w, const void* b, void* out) {
-  switch (type) {
-    case DType::f32: return normalise_as<float>(x, n, u, r, w, b, out);
-    case DType::bf16: return normalise_as<bf16>(x, n, u, r, w, b, out);
-    case DType::f16: return normalise_as<f16>(x, n, u, r, w, b, out);
-  }
-}
-
-double smallest(DType type, const void* x, int64_t n) {
-  switch (type) {
-    case DType::f32: return smallest_typed(static_cast<const float*>(x), n);
-    case DType::bf16: return smallest_typed(static_cast<const bf16*>(x), n);
-    default: return smallest_typed(static_cast<const f16*>(x), n);
-  }
-}
-
 }  // namespace
 
 const ExactKernels& exact_kernels();
 const ExactKernels& exact_kernels() {
-  static const ExactKernels table{kWidth, pack, multiply, stream, sum, deviations, normalise, smallest};
+  static const ExactKernels table{kWidth, pack, multiply, stream};
   return table;
 }
 

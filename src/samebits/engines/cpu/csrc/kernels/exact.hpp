@@ -15,11 +15,6 @@ struct RowFacts {
   double smallest;  // smallest magnitude that is not zero; +Inf without one
 };
 
-/// The sum of a row (or of its squares), and a bound of its terms' magnitudes, added up.
-struct RowSum {
-  double sum, magnitude;
-};
-
 struct ExactKernels {
   /// Chains of a lane-wise sum of k terms have at most k / lanes + 16 additions.
   int64_t lanes;
@@ -31,13 +26,6 @@ struct ExactKernels {
   /// As multiply for at most 4 rows, with w read where it lies; w's facts are updated.
   void (*stream)(DType, const double* x, int64_t rows, int64_t k_padded, const void* w, int64_t w_row,
                  int64_t columns, int64_t k, double* acc, RowFacts* facts);
-  RowSum (*sum)(DType, const void* x, int64_t n, bool squares);
-  /// The sum of the squares of x - u, a difference rounded to fp32.
-  RowSum (*deviations)(DType, const void* x, int64_t n, float u);
-  /// out = fma((x - u) * r, w, b) in fp32, every operation rounded; w and b may be null. All of one type.
-  void (*normalise)(DType, const void* x, int64_t n, float u, float r, const void* w, const void* b, void* out);
-  /// The smallest magnitude of a row that is not zero; +Inf without one.
-  double (*smallest)(DType, const void* x, int64_t n);
 };
 
 }  // namespace samebits
