@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import small_models as models
 import torch
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import samebits.integrations.transformers as sbt
 from samebits.errors import ShapeError, UncoveredError
+from samebits.integrations.transformers.sampling import unpadded
 
 HOW = {"max_new_tokens": 8, "do_sample": True, "top_p": 0.9, "temperature": 1.3}
 
@@ -54,3 +56,33 @@ def test_several_answers_to_one_prompt_differ(switch: None) -> None:
     assert len({tuple(answer) for answer in several}) == 6
     alone = model.generate(torch.tensor([rows[1]]), seeds=5, num_return_sequences=3, **HOW)
     assert alone[:, 3:].tolist() == several[3:]
+
+
+#: Each looks at a row's tokens; the first rewards what was there, so padding would be drawn.
+READERS = {"repetition_penalty": 0.3, "no_repeat_ngram_size": 2, "min_length": 8}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sample", [False, True])
+def test_processors_see_no_padding(sample: bool, switch: None) -> None:
+    model, rows = sbt.enable(models.decoder("llama")), models.prompts([9, 2, 5])
+    how = HOW | READERS | {"do_sample": sample, "eos_token_id": 5}
+    seeds = [{"seeds": [seed]} if sample else {} for seed in range(3)]
+    alone = [
+        model.generate(torch.tensor([row]), **how, **seed)[0, len(row) :]
+        for row, seed in zip(rows, seeds, strict=True)
+    ]
+    found = model.generate(
+        **models.pad(rows, "left"), **how, **({"seeds": [0, 1, 2]} if sample else {})
+    )[:, 9:]
+    for mine, theirs in zip(found, alone, strict=True):
+        assert mine[: len(theirs)].tolist() == theirs.tolist()
+
+
+def test_stock_processors_see_padding() -> None:
+    row, scores = torch.tensor([[7, 8]]), torch.ones(1, models.VOCABULARY)
+    reader = RepetitionPenaltyLogitsProcessor(0.3)
+    padded = torch.tensor([[models.PAD, 7, 8]])
+    assert not torch.equal(reader(padded, scores), reader(row, scores))
+    mine = unpadded(LogitsProcessorList([reader]), torch.tensor([[0, 1, 1]]))
+    assert torch.equal(mine(padded, scores), reader(row, scores))

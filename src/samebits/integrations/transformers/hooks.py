@@ -33,7 +33,7 @@ from samebits.integrations.transformers.attention import (
 )
 from samebits.integrations.transformers.experts import experts_forward
 from samebits.integrations.transformers.masks import mask
-from samebits.integrations.transformers.sampling import SeededSampling
+from samebits.integrations.transformers.sampling import SeededSampling, unpadded
 
 NAME = "samebits"
 #: The same attention while continuous batching runs: it needs no mask.
@@ -207,15 +207,18 @@ def _seeded_processors(
 ) -> Any:
     model._samebits_config = generation_config  # for the receipts of continuous batching
     seeds = getattr(generation_config, "_samebits_seeds", None)
+    seen = (kwargs.get("model_kwargs") or {}).get("attention_mask") if ours(model) else None
+    if seen is not None and seen.dim() != 2:
+        seen = None
     if seeds is None:
-        return original(model, generation_config, *args, **kwargs)
+        return unpadded(original(model, generation_config, *args, **kwargs), seen)
     generation_config.do_sample = True  # or temperature, top-k and their like would be left out
     try:
         processors = original(model, generation_config, *args, **kwargs)
     finally:
         generation_config.do_sample = False
-    seen = (kwargs.get("model_kwargs") or {}).get("attention_mask")
-    padding = None if seen is None or seen.dim() != 2 else (seen == 0).sum(1)
+    processors = unpadded(processors, seen)
+    padding = None if seen is None else (seen == 0).sum(1)
     copies = generation_config.num_return_sequences or 1
     processors.append(SeededSampling(seeds, padding, copies))
     return processors

@@ -9,9 +9,11 @@ Temperature, top-k and the like are applied by transformers' own processors, row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import logits_process
 
 from samebits.errors import ShapeError
 from samebits.ops import sample
@@ -61,3 +63,52 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
         tokens = draw(scores, seeds, positions)
         only = torch.full_like(scores, float("-inf"))
         return only.scatter(1, tokens[:, None], 0.0)
+
+
+#: Processors of transformers that look at the tokens of a row, or count them.
+_READERS = (
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor,  # bad words, too
+    logits_process.MinLengthLogitsProcessor,
+)
+
+
+class Unpadded(LogitsProcessor):  # type: ignore[misc]
+    """A processor that is shown each row without the padding in front of it.
+
+    Else a penalty for repetition would fall on the token that pads, which often is the one that
+    ends a text, in the rows of a batch that are short.
+
+    Args:
+        padding: [prompts] columns in front that hold no token.
+    """
+
+    def __init__(self, processor: Any, padding: torch.Tensor) -> None:
+        self.processor, self.padding = processor, padding
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        pads = self.padding.repeat_interleave(len(input_ids) // len(self.padding))
+        result = torch.empty_like(scores)
+        for pad in sorted(set(pads.tolist())):
+            rows = (pads == pad).nonzero()[:, 0].to(scores.device)
+            result[rows] = self.processor(input_ids[rows, pad:], scores[rows])
+        return result
+
+
+def unpadded(processors: Any, seen: torch.Tensor | None) -> Any:
+    """A ``LogitsProcessorList`` for which padding does not matter.
+
+    Args:
+        seen: the attention mask [prompts, T]; None: there is no padding.
+    """
+    if seen is None or bool(seen.all()):
+        return processors
+    padding = (seen.long().cumsum(1) == 0).sum(1).cpu()
+    return LogitsProcessorList(Unpadded(p, padding) if _reads_padding(p) else p for p in processors)
+
+
+def _reads_padding(processor: Any) -> bool:
+    """Newer releases tell the penalty how many columns of each row to leave out."""
+    told = isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
+    return isinstance(processor, _READERS) and not told
