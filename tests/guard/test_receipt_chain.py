@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import random
 import sqlite3
 from pathlib import Path
 
@@ -14,8 +16,9 @@ import samebits
 from samebits.errors import ReceiptError
 from samebits.guard.receipts import Head, Recorder, verify
 from samebits.guard.receipts.keys import Key
-from samebits.guard.receipts.reading import export, open_ledger
-from samebits.guard.receipts.record import first_link, link
+from samebits.guard.receipts.ledger import Ledger
+from samebits.guard.receipts.reading import export, identity_of, open_ledger
+from samebits.guard.receipts.record import address, encode, first_link, link
 
 COUNT = 20
 
@@ -249,3 +252,62 @@ def test_heads_read_back(ledger: Path) -> None:
     head = verify(ledger).head
     assert verify(ledger, heads=[str(head), head.hash]).whole
     assert isinstance(head, Head) and str(head).startswith(f"{COUNT}:")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE records SET hash = 5 WHERE sequence = 7", "DELETE FROM head",
+        "UPDATE records SET body = 5 WHERE sequence = 7", "UPDATE head SET hash = 7",
+        "UPDATE records SET body = x'ff00' WHERE sequence = 7", "UPDATE head SET sequence = 'x'",
+        "UPDATE records SET body = '{}' WHERE sequence = 7", "UPDATE objects SET body = 5",
+        "UPDATE records SET sequence = -3 WHERE sequence = 7", "UPDATE header SET body = '[1]'",
+        "UPDATE records SET body = replace(body, 'request', 'gap') WHERE sequence = 3",
+    ],
+)  # fmt: skip
+def test_an_edit_of_any_type_is_named_or_refused(ledger: Path, edit: str) -> None:
+    """Columns of SQLite take every type. Nothing here may end in an error of another kind."""
+    samples.tamper(ledger, edit)
+    whole = None
+    with contextlib.suppress(ReceiptError):
+        whole = verify(ledger).whole
+    with contextlib.suppress(ReceiptError):
+        export(open_ledger(ledger), len)
+    with contextlib.suppress(ReceiptError):
+        Ledger(ledger).close()
+    assert not whole
+
+
+def test_an_export_with_any_bit_flipped(ledger: Path) -> None:
+    """It is refused or has a fault, unless a hexadecimal digit only became a capital."""
+    path, draw = exported(ledger), random.Random(3)
+    raw = path.read_bytes()
+    for _ in range(400):
+        at, bit = draw.randrange(len(raw)), draw.randrange(8)
+        harmed = bytearray(raw)
+        harmed[at] ^= 1 << bit
+        path.write_bytes(harmed)
+        with contextlib.suppress(ReceiptError):
+            same = harmed.lower() == raw.lower()
+            assert not verify(path).whole or same, (at, raw[at - 20 : at + 1], chr(harmed[at]))
+
+
+def test_the_list_of_weights_is_covered(tmp_path: Path) -> None:
+    weights = b'{"leaves":[]}'
+    body = encode(samples.identity(manifest=address(weights)))
+    objects = {address(body): body, address(weights): weights}
+    with Recorder(tmp_path / "r") as recorder:
+        recorder.add(samples.receipt(1, identity=address(body)), objects)
+    assert verify(tmp_path / "r").whole
+    samples.tamper(tmp_path / "r", f"DELETE FROM objects WHERE name = '{address(weights)}'")
+    assert kinds(tmp_path / "r") == [("object", 0)]
+
+
+def test_an_identity_of_another_schema_is_refused(tmp_path: Path) -> None:
+    body = b'{"engine":"later"}'
+    with Recorder(tmp_path / "r") as recorder:
+        recorder.add(samples.receipt(1, identity=address(body)), {address(body): body})
+    source = open_ledger(tmp_path / "r")
+    with pytest.raises(ReceiptError, match=r"identity: object .*model"):
+        identity_of(source, samples.receipt(1, identity=address(body)))
+    source.close()

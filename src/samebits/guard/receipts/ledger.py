@@ -46,12 +46,17 @@ _REMEDIES = {
     "unable to open": "its folder must exist and be writable: a journal lies beside it",
     "disk I/O": "look at the disk; a network file system cannot hold a write-ahead log",
     "not a database": "give a new path; this file is something else",
+    "codec": "the file is damaged: keep it, and start a new one",
     "malformed": "the file is damaged: keep it, run `samebits receipts verify`, start a new one",
 }
 
 
-def explained(path: str | Path, error: sqlite3.Error) -> ReceiptError:
-    """SQLite's error with the file and a remedy."""
+#: SQLite's errors; some of a damaged file quote what is no text.
+ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+
+def explained(path: str | Path, error: Exception) -> ReceiptError:
+    """One of `ERRORS` with the file and a remedy."""
     text = str(error)
     remedy = next((r for word, r in _REMEDIES.items() if word in text), "")
     return ReceiptError(f"receipts {path}: {text}{'; ' + remedy if remedy else ''}")
@@ -134,7 +139,7 @@ class Ledger:
     def head(self) -> Head:
         """Where the chain ends now."""
         with self._errors():
-            return read_head(self._db)
+            return read_head(self._db, self.path)
 
     def close(self) -> None:
         """Closes the file; the last one to do so takes the log into the database."""
@@ -184,7 +189,7 @@ class Ledger:
             )
 
     def _head(self) -> tuple[int, bytes]:
-        head = read_head(self._db)
+        head = read_head(self._db, self.path)
         hash = bytes.fromhex(head.hash)
         if self.key and not self.key.signed(
             self.header.ledger, head.sequence, hash, head.signature
@@ -211,7 +216,7 @@ class Ledger:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise explained(self.path, error) from error
 
 
@@ -228,14 +233,31 @@ def read_header(db: sqlite3.Connection, path: str | Path) -> tuple[Header, bytes
         if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
             raise
         raise ReceiptError(f"{path}: this is no file of receipts") from None
+    check_schema(header, path)
+    return header, first_link(found[0])
+
+
+def check_schema(header: Header, path: str | Path) -> None:
+    """Refuses a ledger of another schema.
+
+    Raises:
+        ReceiptError: it has one.
+    """
     if header.schema != SCHEMA:
         raise ReceiptError(
             f"{path}: schema: the file has {header.schema}, and this release reads {SCHEMA}"
         )
-    return header, first_link(found[0])
 
 
-def read_head(db: sqlite3.Connection) -> Head:
-    """The head of an open database."""
-    sequence, hash, signature = db.execute("SELECT sequence, hash, signature FROM head").fetchone()
-    return Head(sequence=sequence, hash=hash.hex(), signature=signature.decode())
+def read_head(db: sqlite3.Connection, path: str | Path) -> Head:
+    """The head of an open database.
+
+    Raises:
+        ReceiptError: there is none, or what is there is no head.
+    """
+    found = db.execute("SELECT sequence, hash, signature FROM head").fetchone()
+    if found is None or [type(x) for x in found] != [int, bytes, bytes]:
+        state = "missing" if found is None else "no head"
+        raise ReceiptError(f"{path}: head: {state}: the file was edited or damaged")
+    sequence, hash, signature = found
+    return Head(sequence=sequence, hash=hash.hex(), signature=signature.decode(errors="replace"))

@@ -11,20 +11,21 @@ import base64
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 
 from samebits.errors import ReceiptError
-from samebits.guard.receipts.ledger import explained, read_head, read_header
+from samebits.guard.receipts.ledger import ERRORS, check_schema, explained, read_head, read_header
 from samebits.guard.receipts.record import (
     SCHEMA,
     Head,
     Header,
     Identity,
     Receipt,
+    Record,
     address,
     decode,
     encode,
@@ -75,19 +76,22 @@ class Database:
 
     def rows(self, first: int = 1) -> Iterator[Row]:
         with self._errors():
-            yield from self._db.execute(
+            for sequence, hash, body in self._db.execute(
                 "SELECT sequence, hash, body FROM records WHERE sequence >= ? ORDER BY sequence",
                 (first,),
-            )
+            ):
+                yield sequence, _stored(hash), _stored(body)
 
     def head(self) -> Head | None:
         with self._errors():
-            return read_head(self._db)
+            if self._db.execute("SELECT 1 FROM head").fetchone() is None:
+                return None
+            return read_head(self._db, self.path)
 
     def object(self, name: str) -> bytes | None:
         with self._errors():
             row = self._db.execute("SELECT body FROM objects WHERE name = ?", (name,)).fetchone()
-        return row[0] if row else None
+        return _stored(row[0]) if row else None
 
     def close(self) -> None:
         self._db.close()
@@ -96,8 +100,13 @@ class Database:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise explained(self.path, error) from error
+
+
+def _stored(value: Any) -> bytes:
+    """What a column holds. SQLite takes any type in it; another one than ours has no right hash."""
+    return value if isinstance(value, bytes) else repr(value).encode()
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -127,16 +136,20 @@ class Lines:
         if first is None or first.header is msgspec.UNSET:
             raise ReceiptError(f"{path}: this is no file of receipts")
         raw = bytes(first.header)
-        self.header, self.start = msgspec.json.decode(raw, type=Header), first_link(raw)
+        try:
+            self.header, self.start = msgspec.json.decode(raw, type=Header), first_link(raw)
+        except msgspec.DecodeError as error:
+            raise ReceiptError(f"{path}: header: {error}") from None
+        check_schema(self.header, path)
 
     def rows(self, first: int = 1) -> Iterator[Row]:
         for line in self._lines():
             if line.record is not msgspec.UNSET:
                 if line.sequence >= first:
-                    yield line.sequence, bytes.fromhex(line.hash), bytes(line.record)
+                    yield line.sequence, _decoded(bytes.fromhex, line.hash), bytes(line.record)
             elif line.object:
-                value = line.value
-                raw = base64.b64decode(line.data) if value is msgspec.UNSET else bytes(value)
+                value, data = line.value, line.data
+                raw = _decoded(base64.b64decode, data) if value is msgspec.UNSET else bytes(value)
                 self._objects[line.object] = raw
             elif line.head is not msgspec.UNSET:
                 self._head = line.head
@@ -164,6 +177,14 @@ class Lines:
                     raise ReceiptError(f"{self.path}, line {number}: {error}") from None
 
 
+def _decoded(decode: Callable[[str], bytes], text: str) -> bytes:
+    """Bytes from their text; an edited one that is none stands for itself, with no right hash."""
+    try:
+        return decode(text)
+    except ValueError:
+        return text.encode()
+
+
 def open_ledger(path: str | Path) -> Database | Lines:
     """A ledger for reading, whichever of the two forms it has.
 
@@ -189,8 +210,10 @@ def find(source: Source, which: str) -> Row:
             return row
         if which == "last" and b'"kind":"request"' in row[2]:
             found = row
-        if which.encode() in row[2] and getattr(decode(row[2]), "request", None) == which:
-            found = row
+        if which.encode() in row[2]:
+            with suppress(ReceiptError):  # a damaged record is nobody's
+                if getattr(_record(row[0], row[2]), "request", None) == which:
+                    found = row
     if found is None:
         raise ReceiptError(f"{which!r} is no number of a record and no name of a request")
     return found
@@ -202,10 +225,7 @@ def receipt_of(row: Row) -> Receipt:
     Raises:
         ReceiptError: the record is something else, or of another schema.
     """
-    try:
-        record = decode(row[2])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ReceiptError(f"record {row[0]}: {error}") from None
+    record = _record(row[0], row[2])
     if not isinstance(record, Receipt):
         raise ReceiptError(f"record {row[0]} is no request's receipt")
     if record.schema != SCHEMA:
@@ -215,17 +235,24 @@ def receipt_of(row: Row) -> Receipt:
     return record
 
 
+def _record(sequence: int, body: bytes) -> Record:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReceiptError(f"record {sequence}: {error}") from None
+
+
 def export(source: Database | Lines, write: Callable[[bytes], object]) -> int:
     """Writes a ledger as lines of JSON; returns the number of records.
 
     Raises:
-        ReceiptError: the ledger cannot be read, or an object is missing.
+        ReceiptError: the ledger cannot be read, a record is none, or an object is missing.
     """
     write(b'{"header":' + encode(source.header) + b"}\n")
     known: set[str] = set()
     count = 0
     for sequence, hash, body in source.rows():
-        for name in _objects_of(source, body, known):
+        for name in _objects_of(source, sequence, body, known):
             known.add(name)
             write(_object(source, name))
         line = b'{"hash":"%s","record":%s,"sequence":%d}\n'
@@ -256,9 +283,9 @@ def is_canonical(raw: bytes) -> bool:
     return True
 
 
-def _objects_of(source: Source, body: bytes, known: set[str]) -> Iterator[str]:
+def _objects_of(source: Source, sequence: int, body: bytes, known: set[str]) -> Iterator[str]:
     """Names of the objects that a record needs and that are not known."""
-    record = decode(body)
+    record = _record(sequence, body)
     if not isinstance(record, Receipt):
         return
     if record.identity not in known:
@@ -273,13 +300,16 @@ def identity_of(source: Source, receipt: Receipt) -> Identity:
     """What computed a request.
 
     Raises:
-        ReceiptError: the object is missing or was altered.
+        ReceiptError: the object is missing, was altered, or is no identity of this schema.
     """
     raw = source.object(receipt.identity)
     if raw is None or address(raw) != receipt.identity:
         state = "missing" if raw is None else "altered"
         raise ReceiptError(f"identity: object {receipt.identity[:12]}… is {state}")
-    return msgspec.json.decode(raw, type=Identity)
+    try:
+        return msgspec.json.decode(raw, type=Identity)
+    except msgspec.DecodeError as error:
+        raise ReceiptError(f"identity: object {receipt.identity[:12]}…: {error}") from None
 
 
 @contextmanager

@@ -67,6 +67,12 @@ class _Peek(msgspec.Struct):
     audit: tuple[str, ...] = ()
 
 
+class _Names(msgspec.Struct, frozen=True):
+    """What an identity names."""
+
+    manifest: str = ""
+
+
 def verify(
     path: str | Path, *, heads: Sequence[str | Head] = (), key: Key | None = None
 ) -> Verdict:
@@ -109,6 +115,7 @@ class _Check:
         self.wanted = {n for n, _ in heads if n is not None}
         self.at: dict[int, bytes] = {0: source.start}
         self.named: set[str] = set()
+        self.identities: set[str] = set()
         self.lost = self.back = self.furthest = 0
 
     def run(self) -> Verdict:
@@ -156,7 +163,7 @@ class _Check:
             self._latest = found.time
         self.lost += found.lost
         if found.identity:
-            self.named.add(found.identity)
+            self.identities.add(found.identity)
             if found.audit:
                 self.named.update(found.audit)
 
@@ -193,7 +200,11 @@ class _Check:
                 self._fault("altered", n, text)
 
     def _check_head(self, last: Head) -> None:
-        head = self.source.head()
+        try:
+            head = self.source.head()
+        except ReceiptError as error:
+            self._fault("head", last.sequence, str(error))
+            return
         if head is None:
             self._fault("truncated", last.sequence, "the end is missing: there is no head")
         elif head.sequence > last.sequence:
@@ -235,8 +246,21 @@ class _Check:
                 )  # fmt: skip
 
     def _check_objects(self) -> None:
-        for name in sorted(self.named):
-            raw = self.source.object(name)
-            if raw is None or address(raw) != name:
-                state = "missing" if raw is None else "altered"
-                self._fault("object", 0, f"object {name[:16]}… is {state}")
+        manifests = {self._object(name, "identity") for name in sorted(self.identities)}
+        for name in sorted(self.named | manifests - {""}):
+            self._object(name, "object")
+
+    def _object(self, name: str, what: str) -> str:
+        """Checks an object; returns the name of the list of weights that it names, if any."""
+        raw = self.source.object(name)
+        if raw is None or address(raw) != name:
+            state = "missing" if raw is None else "altered"
+            self._fault("object", 0, f"{what} {name[:16]}… is {state}")
+            return ""
+        if what != "identity":
+            return ""
+        try:
+            return msgspec.json.decode(raw, type=_Names).manifest
+        except msgspec.DecodeError as error:
+            self._fault("object", 0, f"{what} {name[:16]}… cannot be read: {error}")
+            return ""
