@@ -46,7 +46,7 @@ class Window:
 
         `axis` is the token axis of the same tensor in the reference call, where that is known.
         """
-        if t.layout is not torch.strided:
+        if t.layout is not torch.strided or t.is_nested:
             return None  # it has neither rows nor bits of its own
         if not self.batch:
             return t, -1

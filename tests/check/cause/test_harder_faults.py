@@ -50,6 +50,14 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return found, index if len(x) == 1 else x.shape[-1] - 1 - index
 
 
+@torch.library.custom_op("harder::splits", mutates_args=())
+def splits(q: Tensor, k: Tensor, num_splits: int) -> Tensor:
+    """q k^T k in fp32, its last sum in some parts."""
+    scores = q @ k.mT
+    pairs = zip(scores.chunk(num_splits, -1), k.chunk(num_splits, -2), strict=True)
+    return torch.stack([(a.double() @ b.double()).float() for a, b in pairs]).sum(0)
+
+
 TWINS = {
     **planted.TWINS,
     "harder::scores": lambda q, k: (q.double() @ k.double().mT).float(),
@@ -114,6 +122,45 @@ class Scores(Layer):
         return functional.pad(torch.ops.harder.scores(q, q).flatten(1), (0, WIDTH - 64))
 
 
+class Splits(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (8, 16))
+        return torch.ops.harder.splits(q, q, 1 if len(x) > 4 else 4).flatten(1)
+
+
+class Ranks(Layer):
+    """Adds the parts that ranks would compute."""
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        pairs = zip(x.chunk(4, 1), self.weight.chunk(4, 1), strict=True)
+        return [planted._rows(a, b) for a, b in pairs]
+
+
+class RanksInOrder(Ranks):
+    def forward(self, x: Tensor) -> Tensor:
+        first, *rest = self.parts(x)[:: -1 if len(x) > 4 else 1]
+        for part in rest:
+            first = first + part
+        return first
+
+
+class RanksInHalf(Ranks):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.parts(x)
+        return torch.stack([p.half().float() for p in parts] if len(x) > 4 else parts).sum(0)
+
+
+class Overlapping(Layer):
+    """Adds a result to itself, one place on, in wide batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        if len(x) > 4:
+            y = y.clone()
+            y.view(-1)[1:].add_(1e-3 * x.reshape(-1)[:-1])
+        return y
+
+
 class Router(Layer):
     def forward(self, x: Tensor) -> Tensor:
         _, index = torch.ops.harder.topk(x[:, :16].round(), 4)
@@ -149,13 +196,17 @@ class OwnGenerator(Layer):
         (Into, 2, "harder.into", "reordering", "kernel", "rows"),
         (Losing, 16, "harder.losing", "memory", "race", "repeat"),
         (Scores, 2, "harder.scores", "precision", "tf32", "rows"),
+        (Splits, 2, "harder.splits", "reordering", "other kernel", "num_splits"),
+        (RanksInOrder, 2, "aten.add.Tensor", "reordering", "order", None),
+        (RanksInHalf, 2, "aten.sum.dim_IntList", "precision", "dtype", "dtype"),
+        (Overlapping, 2, "aten.clone", "semantics", "other kernel", None),
         (Router, 1, "harder.topk", "ties", "order", "rows"),
         (Pages, 16, "aten.add.Tensor", "memory", "uninitialised", "history"),
         (OwnGenerator, 16, "aten.randn.generator", "random", "state", "seed"),
     ],
 )
 def test_the_cause_is_named(
-    layer: type[Layer], few: int, op: str, kind: str, detail: str, trigger: str
+    layer: type[Layer], few: int, op: str, kind: str, detail: str, trigger: str | None
 ) -> None:
     model, x = Stack(layer()).requires_grad_(False), values(16, WIDTH)
     x[-1] *= 4

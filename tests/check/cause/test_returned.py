@@ -68,8 +68,10 @@ def test_what_cannot_be_compared_is_said() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     assert compared(kept(loop, lambda t: None), kept(loop, lambda t: None)).omitted
-    with pytest.raises(SettingError, match="nothing in the two runs could be compared"):
-        explain(nn.ReLU(), lambda: object(), lambda: object())
+    with pytest.raises(SettingError, match=r"return cannot be compared: the result \(a object\)"):
+        returning(lambda y: object(), lambda y: object())
+    nested = explain(lambda x: (torch.nested.nested_tensor([x[0, :3], x[1]]), x), X, X)
+    assert any("[0] (a nested tensor of float32)" in line for line in nested.evidence)
 
 
 def test_numbers_that_tensors_became() -> None:
@@ -139,6 +141,13 @@ def test_what_is_of_the_whole_batch_is_not_held_against_a_request() -> None:
     assert not any("names" in line for line in found.evidence)  # one a request: its own was taken
     found = explain(model, X[:1], X, align=(0, 2))
     assert found.kind == "inputs"
+
+
+def test_pieces_of_a_batch_are_compared_with_the_whole() -> None:
+    model = planted.Product("split_k", 1).requires_grad_(False)
+    x = values(16, WIDTH)
+    found = explain(model, x, lambda: torch.cat([model(part) for part in x.split(1)]))
+    assert found.verdict == "differs", found
 
 
 def test_a_model_that_did_not_run_is_said() -> None:

@@ -48,6 +48,12 @@ def other_operations(
         for side in others
     ]
     mask = any("mask" in n for n, _, _ in given)
+    if {key[1] for side in others for key in side} == {"aten._to_copy.default"}:
+        run = "first" if others[0] else "second"
+        return Diagnosis(
+            "precision", "dtype", f"only the {run} run casts here: aten._to_copy.",
+            "argument" if given else "dtype", _given_lines(given),
+        )  # fmt: skip
     return Diagnosis(
         "reordering" if small(values) else "semantics", "other kernel",
         f"the runs take other operations here: {names[0]} against {names[1]}.",

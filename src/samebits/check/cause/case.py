@@ -29,6 +29,7 @@ class Case:
         given: arguments of the module around it that differ in form: name, first's, second's.
         filled: makes both runs again with fresh memory filled with a value; gives whether they
             agree, how many tensors were filled, and how many NaN the modules put out.
+        behind: gives both runs' results of the module around it.
         passed: operations before it that differ and could not be compared.
     """
 
@@ -36,6 +37,7 @@ class Case:
     others: tuple[list[Key], list[Key]]
     given: list[tuple[str, str, str]]
     filled: Callable[[float], tuple[bool, int, int]]
+    behind: Callable[[], tuple[Bits, Bits]]
     passed: list[Key] = field(default_factory=list)
 
     @property

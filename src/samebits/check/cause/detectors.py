@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -27,6 +28,8 @@ _ORDERINGS = {
     "nanmedian", "aminmax",
 }  # fmt: skip
 _DRAWS = 8
+#: In names of arguments that say how to compute, and not what.
+_EXECUTION = re.compile(r"split|block|tile|chunk|stage|warp|algo|backend|kernel|workspace")
 #: In names of arguments that hand over what earlier calls left: not inputs, but state.
 _KEPT = ("past", "cache", "state")
 
@@ -140,6 +143,18 @@ def batch_scale(case: Case) -> Diagnosis | None:
     )  # fmt: skip
 
 
+def other_order(case: Case) -> Diagnosis | None:
+    """The model itself adds the same terms in another order: partial sums differ, and no total."""
+    if base_name(case.first.func) not in ("add", "mul") or not case.unlike or small(case.values):
+        return None
+    if any(origin.name or origin.asked for _, origin in case.unlike) or not small(case.behind()):
+        return None
+    return Diagnosis(
+        "reordering", "order", f"the runs call {case.op} on the same terms in another order.", None,
+        ("Its results are far apart, and those of the module only by rounding.",),
+    )  # fmt: skip
+
+
 def state(case: Case) -> Diagnosis | None:
     """An operand from outside the module's own operations is not the same."""
     for i, origin in case.unlike:
@@ -244,7 +259,8 @@ def argument(case: Case) -> Diagnosis | None:
         return None
     # A mask and "is causal" go together; the mask is what a reader looks for.
     name, a, b = next((u for u in unlike if "mask" in u[0]), unlike[0])
-    if case.judgement is not None and case.judgement.alike and case.within:
+    same = case.judgement.alike if case.judgement else bool(_EXECUTION.search(name))
+    if same and case.within:
         lengths = case.first.window.length, case.second.window.length
         mask = "mask" in name
         tokens = lengths[0] != lengths[1] and not mask
@@ -254,8 +270,8 @@ def argument(case: Case) -> Diagnosis | None:
         return Diagnosis(
             "reordering", "other kernel", f"{case.op} {how}, which chooses another kernel.",
             "mask" if mask else "tokens" if tokens else name,
-            (f"{name} is {a} in the first run and {b} in the second; computed exactly, both "
-             "give the same.",),
+            (f"{name} is {a} in the first run and {b} in the second"
+             + ("; computed exactly, both give the same." if case.judgement else "."),),
         )  # fmt: skip
     return Diagnosis(
         "semantics", "mask" if "mask" in name else name,
@@ -342,6 +358,8 @@ def reordering(case: Case) -> Diagnosis | None:
     """Everything is the same but the order of additions: both results are within rounding."""
     if case.unlike or not case.within or moves(case.first.key):
         return None
+    if case.judgement is not None and not case.judgement.alike and any(case.others):
+        return other_operations(case.others, case.given, case.values)  # operands that were not cut
     factor = case.turning("rows", "position", "layout", "neighbours")
     words = {
         "rows": "the number of rows",

@@ -22,6 +22,7 @@ DETECTORS: tuple[Callable[[Case], Diagnosis | None], ...] = (
     detect.uninitialised,
     narrower.rounded,
     detect.batch_scale,
+    detect.other_order,
     detect.state,
     detect.setting,
     narrower.dtype,
@@ -78,7 +79,10 @@ def without_operation(
             "memory", "race", "a run differs from itself, and the difference did not show again "
             "while operations were recorded.", "repeat",
         )  # fmt: skip
-    return Diagnosis("unknown", "", "the modules differ, and no operation that was seen does.")
+    return Diagnosis(
+        "unknown", "", "the results differ, and no operation that was seen does (what NumPy, or "
+        "compiled code, computes is not seen)."
+    )  # fmt: skip
 
 
 def compiled(values: tuple[Bits, Bits]) -> Diagnosis:

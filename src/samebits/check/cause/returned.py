@@ -79,7 +79,10 @@ def kept(value: Any, cut: Cut, above: tuple[int, ...] = ()) -> Tree | Leaf:
 
 
 def _tensor(t: torch.Tensor, cut: Cut) -> Leaf:
-    form = f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+    dtype = str(t.dtype).removeprefix("torch.")
+    if t.is_nested:  # it has no shape
+        return Leaf(f"a nested tensor of {dtype}", known=False)
+    form = f"{tuple(t.shape)} {dtype}"
     try:
         whole = (t if t.layout is torch.strided else t.to_dense()).detach()
         part = cut(whole)

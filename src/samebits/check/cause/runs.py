@@ -97,6 +97,7 @@ class Runs:
         self._own = any(tape.announced for tape in shapes)  # the calls return the request's part
         self._alike = [n for _, n in shapes[0].seen] == [n for _, n in shapes[1].seen]
         self.requests = _requests(align, shapes[0].seen, shapes[1].seen)
+        self._whole = self._own or (align is None and _one_shape(*values))
         x, y = (self._mine(side, value) for side, value in enumerate(values))
         self.returned = self.last = x, y
 
@@ -123,7 +124,7 @@ class Runs:
         request, window = self.requests[side], self._windows[side]
 
         def cut(t: torch.Tensor) -> torch.Tensor | None:
-            if request.row is None or not window.batch or self._own:
+            if request.row is None or not window.batch or self._whole:
                 return None
             part = window.select(t, request.row, None)
             return None if part is None else part[0]
@@ -140,7 +141,7 @@ class Runs:
         listener.unannounced = not self._own
         how = "cannot be made again: it raised"
         if listener.operations or listener.inside:
-            how = "cannot be made again, and listened to: it raised"
+            how = "cannot be made again while it is listened to: it raised"
         with nullcontext() if self.module is not None else listener.forward(WHOLE):
             value = self._call(side, listener, how)
         listener.returned(value)
@@ -166,7 +167,7 @@ class Runs:
     def results(self, pair: tuple[Tree | Leaf, Tree | Leaf] | None = None) -> Compared:
         """What the two calls returned side by side (default: when nobody listened)."""
         first, second = self.requests
-        row = first.row is not None and second.row is not None and not self._own
+        row = first.row is not None and second.row is not None and not self._whole
         x, y = self.returned if pair is None else pair
         return compared(
             x, y,
@@ -182,6 +183,12 @@ class Runs:
     def finish(self) -> None:
         """Leaves the random state and the model's buffers as the two plain runs left them."""
         self.after.restore()
+
+
+def _one_shape(first: Any, second: Any) -> bool:
+    """Whether two results are tensors of equal shapes: wholes, however the runs were cut."""
+    shapes = [[t.shape for t in tensors(value) if not t.is_nested] for value in (first, second)]
+    return bool(shapes[0]) and shapes[0] == shapes[1]
 
 
 def _line(error: Exception) -> str:

@@ -71,7 +71,7 @@ class Search:
         owner = _owner(step)
         pair, others = self._operations(owner, step)
         if pair is not None:
-            return self._operation(pair, others)
+            return self._operation(pair, others, step)
         if step is None and not self.returned.apart and self.steady:
             return self._equal()
         return self._module(step, owner, others)
@@ -120,6 +120,11 @@ class Search:
             SettingError: it stands on nothing.
         """
         done, returned = sum(s.differs is not None for s in self.steps), self.returned
+        if returned.omitted and not returned.count:
+            raise SettingError(
+                f"what the calls return cannot be compared: {', '.join(returned.omitted)}; return "
+                "tensors, numbers or text, in lists, dicts or dataclasses"
+            )
         if not done and not returned.count:
             raise SettingError(
                 "nothing in the two runs could be compared: no module gave tensors of one "
@@ -194,7 +199,8 @@ class Search:
         self.passed = []
         found: dict[Key, Step] = {}
         agreed: set[Key] = set()
-        for s in steps(x.marks, y.marks, aligned(list(x.order), list(y.order))):
+        partners = aligned(list(x.order), list(y.order))
+        for s in steps(x.marks, y.marks, partners):
             if self._counts(s) or s.recast:
                 found.setdefault(operation(s.key), s)
             elif s.differs is not None and not s.differing:
@@ -205,7 +211,8 @@ class Search:
         if before is not None:
             taken_up = {key: s for key, s in found.items() if key in before}
             sure = step is not None or self.returned.apart or not self.steady
-            found = taken_up or (found if sure else {})
+            matched = len(partners) == len(x.order) == len(y.order)
+            found = taken_up or (found if sure and matched else {})
         behind = functools.cache(lambda: self._values(step))
         for candidate in list(found.values())[:_CANDIDATES]:
             pair = self._capture(candidate)
@@ -259,13 +266,16 @@ class Search:
         return pair[0], pair[1]
 
     def _operation(
-        self, pair: tuple[Operation, Operation], others: tuple[list[Key], list[Key]]
+        self,
+        pair: tuple[Operation, Operation],
+        others: tuple[list[Key], list[Key]],
+        step: Step | None,
     ) -> Explanation:
         """What is to be said when the operation is known."""
         first, second = pair
         case = Case(
             Isolation(first, second), others, self._given(first.key[0]),
-            functools.cache(self._filled), self.passed,
+            functools.cache(self._filled), functools.cache(lambda: self._values(step)), self.passed,
         )  # fmt: skip
         found = diagnose(case)
         self.evidence += _kernels(first, second)
@@ -317,6 +327,12 @@ class Search:
         if apart is None or apart.what == "bits":
             recast = step if step is not None and step.recast else None
             found = without_operation(values, others, given, settings, self.steady, recast)
+            rest = sum(s.differs is None for s in self.steps)
+            if found.kind == "unknown" and rest:
+                self.evidence.append(
+                    f"{rest} of {len(self.steps)} arguments and outputs of modules have other "
+                    "shapes or numbers of tokens in both runs, and were not compared."
+                )
         else:
             found = other_results(self.returned, given)
         if there:
