@@ -18,6 +18,7 @@ from triton.compiler import ASTSource, CompilationError, make_backend
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
 from samebits.engines.triton.attention.portable import portable_kernel
+from samebits.engines.triton.exact.wide import wide_kernel
 from samebits.engines.triton.launch import _check_blocks
 from samebits.engines.triton.rows.fold import fold_kernel
 from samebits.engines.triton.rows.pointwise import PORTABLE_FUNCTIONS, unary_kernel
@@ -101,6 +102,9 @@ def reordered() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
     yield attention_kernel, {"MASK": 1, "SOFTCAP": True, "D": 32}, fp8 | {"mask": "*i1"}
     yield attention_kernel, {"MASK": 2}, {"mask": "*fp32"}
     yield attention_kernel, {"ONE_POSITION": True, "SPAN": 2}, fp8
+    exact = {"BM": 16, "BN": 32, "BK": 32, "HAS_C": True, "PARTIAL": False}
+    for kind in ("*fp32", "*bf16"):
+        yield wide_kernel, exact, {"x": kind, "w": kind, "c": "*fp32", "y": kind, "k": "i32"}
     scores = {"scores": "*fp32", "tops": "*fp32"}
     yield scores_kernel, SHARED | {"D": 64, "BLOCK_D": 64}, fp8 | scores
     values = SHARED | {"DV": 64, "COLUMNS": 16, "LEAF": 512}

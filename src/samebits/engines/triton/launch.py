@@ -204,14 +204,15 @@ _OPERAND = re.compile(
 def _check_blocks(name: str, ttgir: str) -> None:
     """Raises ContractError if a product by mma.sync would take k out of order.
 
-    A thread holds 32 bits of k for each register of an operand. Where Triton makes that more, as
-    behind operands that it widened, an instruction takes other k together than 16 in a row.
+    A thread holds 32 bits of k for each register of an operand, or one fp64. Where Triton makes
+    that more, as behind operands that it widened, an instruction takes other k together than 16 in
+    a row.
     """
     for line in ttgir.splitlines():
         if " tt.dot " not in line:
             continue
         for bits, width in _OPERAND.findall(line):
-            if int(bits) * int(width) != 32:
+            if int(bits) * int(width) != max(32, int(bits)):
                 raise ContractError(
                     f"{name}: the compiler orders a product's k by {width} elements of {bits} "
                     "bits, not by 32 bits, and so has another tree than the contract; pass what "

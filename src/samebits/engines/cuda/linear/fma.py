@@ -16,6 +16,7 @@ import torch
 from samebits.contract import CUDA_FMA, Chain, LinearContract
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, launcher
+from samebits.engines.cuda.linear import operands
 from samebits.engines.schedule import POWERS, Schedule
 
 _HERE = Path(__file__).parent
@@ -125,22 +126,11 @@ def refusal(
     """Why `Product` does not take these operands of this contract; None if it does."""
     if contract.arithmetic != CUDA_FMA or contract.tree != Chain() or contract.scaling != "none":
         return f"the contract is no chain of fma: {contract.tree}, {contract.arithmetic}"
-    if not {"alpha", "bias"} >= set(contract.epilogue):
-        return f"the epilogue is {contract.epilogue}"
-    if x.dim() != 2 or w.dim() != 2:
-        return "the product is batched"
-    if min(*y.shape, x.shape[1]) < 1 or max(*y.shape, x.shape[1]) >= 2**31 - 256:
+    if min(*y.shape, x.shape[-1]) < 1 or max(*y.shape, x.shape[-1]) >= 2**31 - 256:
         return "an axis is empty, or longer than the kernel counts"
-    for name, t in (("x", x), ("w", w)):
-        if t.stride(1) != 1 or t.stride(0) * t.element_size() % 16 or t.data_ptr() % 16:
-            return f"rows of {name} are not aligned: strides {t.stride()} at {t.data_ptr():#x}"
-    if y.stride(1) != 1:
+    if y.stride(-1) != 1:
         return f"columns of y are apart: strides {y.stride()}"
-    if c is not None and not (
-        c.dtype is x.dtype and c.stride(-1) == 1 and not any(c.stride()[:-1])
-    ):
-        return "c is no row of x's dtype for all rows"
-    return None
+    return operands.refusal(contract, x, w, c, {"x": x, "w": w})
 
 
 class Product:

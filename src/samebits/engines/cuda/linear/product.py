@@ -16,7 +16,7 @@ from samebits.contract import LinearContract, path
 from samebits.engines import tickets
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import REAL, WORD, boxes_of, launcher, matrix_boxes
-from samebits.engines.cuda.linear import wgmma
+from samebits.engines.cuda.linear import operands, wgmma
 from samebits.engines.cuda.linear.schedule import ProductSchedule, accumulators
 from samebits.engines.driver import _cuda
 from samebits.engines.leaves import leaves_of
@@ -39,24 +39,13 @@ def refusal(
     """Why `product` does not take these operands of this contract; None if it does."""
     if contract.input not in _TYPES or contract.scaling != "none":
         return f"the contract multiplies {contract.input} with scaling {contract.scaling}"
-    if not {"alpha", "bias"} >= set(contract.epilogue):
-        return f"the epilogue is {contract.epilogue}"
-    if x.dim() != 2 or w.dim() != 2:
-        return "the product is batched"
-    if min(*y.shape, x.shape[1]) < 1:
+    if min(*y.shape, x.shape[-1]) < 1:
         return "an operand is empty"
-    if not schedule.takes(leaves_of(contract.tree, x.shape[1])):
-        return f"{schedule} does not fold the leaves of {contract.tree} over {x.shape[1]}"
-    for name, t in (("x", x), ("w", w), ("y", y)):
-        if t.stride(1) != 1 or t.stride(0) * t.element_size() % 16 or t.data_ptr() % 16:
-            return f"rows of {name} are not aligned: strides {t.stride()} at {t.data_ptr():#x}"
-    if w.shape[0] % 8:
-        return f"{w.shape[0]} columns are no multiple of 8"
-    if c is not None and not (
-        c.dtype is x.dtype and c.stride(-1) == 1 and not any(c.stride()[:-1])
-    ):
-        return "c is no row of x's dtype for all rows"
-    return None
+    if not schedule.takes(leaves_of(contract.tree, x.shape[-1])):
+        return f"{schedule} does not fold the leaves of {contract.tree} over {x.shape[-1]}"
+    if w.shape[-2] % 8:
+        return f"{w.shape[-2]} columns are no multiple of 8"
+    return operands.refusal(contract, x, w, c, {"x": x, "w": w, "y": y})
 
 
 def run(
