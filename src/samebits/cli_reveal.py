@@ -63,11 +63,13 @@ def reveal(
     from rich.console import Console
 
     from samebits import mode
-    from samebits.errors import SamebitsError
+    from samebits.errors import RevealError, SamebitsError
     from samebits.report import trees
 
     console = Console(stderr=json)
     try:
+        if svg is not None and not svg.parent.is_dir():
+            raise RevealError(f"--svg {svg}: there is no folder {svg.parent}")
         request = _request(target, k, n, dtype, device, batch, op)
         numbers = [None] if m is None else rows_of(m)
         with mode.deterministic() if samebits else nullcontext():

@@ -125,6 +125,24 @@ def test_a_swap_inside_a_copied_chain_is_seen(text: str, capacity: int, positive
         assert reconstruct(oracle) == swapped
 
 
+@pytest.mark.parametrize("swap", [(6, 14), (0, 8), (5, 6)])
+@pytest.mark.parametrize(("block", "count"), [(6, 4), (8, 5), (4, 9)])
+def test_a_swap_between_fused_blocks_of_one_copy_is_seen(
+    block: int, count: int, swap: tuple[int, int]
+) -> None:
+    """Two leaves of the last segment have changed places, in one block or between two."""
+    n = 16 * count
+    names = np.arange(n)
+    names[[n - 16 + swap[0], n - 16 + swap[1]]] = n - 16 + swap[1], n - 16 + swap[0]
+    straight = RevealedTree.from_contract(parse_tree("segment(16)"), n, block)
+    tree = RevealedTree.of(
+        n, [[int(names[c]) if c < n else c for c in o] for o in straight.children]
+    )
+    for capacity in (32, 1 << 20):
+        assert reconstruct(SignedOracle(n, counting(tree), capacity)) == tree
+    assert reconstruct(PositiveOracle(n, meeting_first(tree))) == tree
+
+
 @pytest.mark.parametrize("order", ["descending", "inward"])
 def test_chains_in_other_orders(order: str) -> None:
     n = 2000

@@ -95,6 +95,9 @@ def test_the_command_says_what_is_wrong() -> None:
         (("sum", "--k", "8", "--op", "mean"), "has a name"),
         (("linear", "--k", "8", "--m", "0"), "from 1 on"),
         (("torch:max", "--k", "8"), "not a sum"),
+        (("sum", "--k", "8", "--m", "2", "--row", "-1"), "row = -1"),
+        (("sum", "--k", "8", "--svg", "no/such/tree.svg"), "no folder no/such"),
+        (("sum", "--k", "8", "--svg", "/"), "cannot be written"),
     ):
         code, output = run(*arguments)
         assert code == 2 and reason in " ".join(output.split()), output

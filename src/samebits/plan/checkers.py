@@ -24,7 +24,8 @@ from samebits.plan.keys import contract_at
 from samebits.plan.tune import gpu
 from samebits.reveal import RevealedTree
 from samebits.reveal.compare import difference as tree_difference
-from samebits.reveal.operand import Operand, Terms
+from samebits.reveal.operand import Operand
+from samebits.reveal.positive import Terms
 
 #: Rows of a result that the evaluator computes, and keys that attention is compared over.
 SAMPLE_ROWS, KEYS = 6, 1100

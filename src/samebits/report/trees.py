@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from samebits.errors import RevealError
 from samebits.report import tree_svg
 from samebits.reveal.front import reveal_request
 from samebits.reveal.operations import Request
@@ -73,11 +74,19 @@ def to_json(kinds: Sequence[Kind]) -> str:
 
 
 def draw(kinds: Sequence[Kind], path: Path) -> list[Path]:
-    """One SVG a kind: `path`, and for further kinds its name with -2, -3, ..."""
+    """One SVG a kind: `path`, and for further kinds its name with -2, -3, ...
+
+    Raises:
+        RevealError: a file cannot be written.
+    """
     written = []
     for number, kind in enumerate(kinds, 1):
         name = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
         note = "; ".join(_where(kind)) if len(kinds) > 1 else ""
-        name.write_text(tree_svg.draw(kind.found.tree, title=kind.found.name, note=note))
+        picture = tree_svg.draw(kind.found.tree, title=kind.found.name, note=note)
+        try:
+            name.write_text(picture)
+        except OSError as error:
+            raise RevealError(f"{name} cannot be written: {error.strerror}") from error
         written.append(name)
     return written

@@ -4,8 +4,10 @@
 - `tree`       `RevealedTree`: which elements meet in which operation, as data
 - `naming`     what a tree is called, and which contract has it
 - `oracle`     the questions: which leaves lie below the operation in which two of them meet
+- `triples`    orders that few questions suggest, and one a leaf proves
 - `probe`      the answers put together: FPRev with fused operations and regularity
-- `operand`, `operations`  an operation as a sum of addends that we choose
+- `operand`, `positive`, `operations`  an operation as a sum of addends that we choose
+- `values`     what tells an order of values from an arithmetic that is not known
 - `arithmetic` what one operation does, each property by its own probe
 - `replay`     a tree and an arithmetic, computed
 - `front`      `reveal`

@@ -20,7 +20,7 @@ from samebits.reveal.tree import RevealedTree
 #: Repeats by which a rounding that varies is recognised.
 _REPEATS = 2
 #: Bits below the leading one that are tried: more than binary64 has.
-_MOST_BITS = 60
+MOST_BITS = 60
 #: What is left of 0.75, 0.25 and 0.5 ulp after an addition to 1, of -0.75 and -0.25 to -1.
 _ROUNDINGS: dict[tuple[int, ...], str] = {
     (1, 0, 0, -1, 0): "to nearest even",
@@ -50,9 +50,9 @@ class Finding:
 def findings(tree: RevealedTree, box: SignedBox) -> tuple[Finding, ...]:
     """All properties that the tree, and the operation's dtype, allow to be measured."""
     found = _structure(tree)
-    if box.operand.factors or not box.operand.direct or not tree.children:
+    lab = Laboratory(box)
+    if not box.operand.sums or not tree.children or lab.blind:
         return tuple(found)
-    lab = _Laboratory(box)
     first = tree.children[0]
     leaves = [c for c in first if c < tree.leaves]
     if len(leaves) > 2:
@@ -62,20 +62,22 @@ def findings(tree: RevealedTree, box: SignedBox) -> tuple[Finding, ...]:
         p, q = leaves[:2]
         bits = lab.kept(p, q, later)
         found.append(_significand(bits))
-        if bits < _MOST_BITS:
+        if bits < MOST_BITS:
             found.append(_rounding(lab, p, q, later, bits))
         found += _partials(tree, lab, bits)
     found += _products(tree, box) + _subnormals(lab, leaves)
     return tuple(found)
 
 
-class _Laboratory:
+class Laboratory:
     """Sums of three addends, all others 0."""
 
     def __init__(self, box: SignedBox) -> None:
         self.box = box
         #: fp16 has no room below 1 for what is looked for.
         self.one = 256.0 if box.operand.dtype == torch.float16 else 1.0
+        #: Averages in fp16 have no room for what is small.
+        self.blind = box.results_in == torch.float16 and box.scale != 1
 
     def left(self, p: int, q: int, r: int, small: Sequence[float]) -> list[float]:
         """What is left of each `small` at q, beside `one` at p, after r has taken the one away."""
@@ -88,7 +90,7 @@ class _Laboratory:
     def kept(self, p: int, q: int, r: int) -> int:
         """The largest t for which 2^-t survives beside 1."""
         narrow = self.box.operand.dtype == torch.float16
-        powers = [2.0**-t for t in range(1, 33 if narrow else _MOST_BITS + 1)]
+        powers = [2.0**-t for t in range(1, 33 if narrow else MOST_BITS + 1)]
         left = self.left(p, q, r, powers)
         lost = (t for t, (a, b) in enumerate(zip(left, powers, strict=True)) if a != b)
         return next(lost, len(powers))
@@ -120,10 +122,10 @@ def _outside(tree: RevealedTree, node: int) -> int | None:
     return int(tree.below(siblings[0])[0])
 
 
-def _fraction(lab: _Laboratory, p: int, q: int, r: int) -> Finding:
+def _fraction(lab: Laboratory, p: int, q: int, r: int) -> Finding:
     bits = lab.kept(p, q, r)
     name = "fraction bits of a block"
-    if bits >= _MOST_BITS:
+    if bits >= MOST_BITS:
         return Finding(name, f"{bits} or more", "2^-60 survives beside 1 and -1 in one block")
     return Finding(
         name, str(bits), f"2^-{bits} survives beside 1 and -1 in one block, 2^-{bits + 1} does not"
@@ -132,7 +134,7 @@ def _fraction(lab: _Laboratory, p: int, q: int, r: int) -> Finding:
 
 def _significand(bits: int) -> Finding:
     name, said = "significant bits", {23: " (fp32)", 52: " (fp64)", 10: " (fp16)", 7: " (bf16)"}
-    if bits >= _MOST_BITS:
+    if bits >= MOST_BITS:
         return Finding(name, f"{bits + 1} or more", "2^-60 survives beside 1")
     return Finding(
         name,
@@ -141,7 +143,7 @@ def _significand(bits: int) -> Finding:
     )
 
 
-def _rounding(lab: _Laboratory, p: int, q: int, r: int, bits: int) -> Finding:
+def _rounding(lab: Laboratory, p: int, q: int, r: int, bits: int) -> Finding:
     ulp = 2.0**-bits
     probes = (0.75, 0.25, 0.5, -0.75, -0.25)
     added = [part * ulp for part in probes]
@@ -153,7 +155,7 @@ def _rounding(lab: _Laboratory, p: int, q: int, r: int, bits: int) -> Finding:
     return Finding("rounding", value, f"ulps left of what was added to 1 or -1: {shown}")
 
 
-def _partials(tree: RevealedTree, lab: _Laboratory, bits: int) -> list[Finding]:
+def _partials(tree: RevealedTree, lab: Laboratory, bits: int) -> list[Finding]:
     """Whether partial results are rounded to a narrower type before the last operation."""
     operands = tree.children[-1]
     inner = [c for c in operands if c >= tree.leaves and tree.sizes[c] > 2]
@@ -204,7 +206,7 @@ def _products(tree: RevealedTree, box: SignedBox) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _subnormals(lab: _Laboratory, leaves: list[int]) -> list[Finding]:
+def _subnormals(lab: Laboratory, leaves: list[int]) -> list[Finding]:
     if lab.box.operand.dtype not in (torch.float32, torch.bfloat16) or lab.box.scale != 1:
         return []
     if len(leaves) < 2:

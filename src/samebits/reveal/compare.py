@@ -6,13 +6,15 @@ import numpy as np
 import torch
 
 from samebits.errors import RevealError
-from samebits.reveal.operand import Operand, PositiveBox, SignedBox, Terms
+from samebits.reveal.operand import Operand, SignedBox
 from samebits.reveal.oracle import Oracle, PositiveOracle, SignedOracle
+from samebits.reveal.positive import PositiveBox, Terms
 from samebits.reveal.probe import reconstruct
 from samebits.reveal.tree import Integers, RevealedTree
 
-#: Operations that are looked at in a tree that has more.
+#: Operations that are looked at in a tree that has more, and random pairs.
 MOST_OPERATIONS = 512
+_PAIRS = 32
 
 
 def difference(
@@ -25,8 +27,8 @@ def difference(
 ) -> str | None:
     """How the tree of a function differs from `tree`; None if no probe contradicts it.
 
-    For each of its operations (the last ones and a random choice, if there are more than `most`),
-    two leaves that should meet there are probed, and random pairs across the tree.
+    Each of its operations is probed (the last ones and a random choice, if there are more than
+    `most`), which proves a tree of additions if it is all, and random pairs across the tree.
 
     Args:
         operand: the function.
@@ -45,11 +47,16 @@ def difference(
             oracle = SignedOracle(operand.leaves, signed.count, signed.capacity)
         else:
             oracle = PositiveOracle(operand.leaves, PositiveBox(operand, terms, row).together)
-        pairs = _pairs(tree, most)
-        wrong = oracle.contradicted(tree, pairs[:, 0], pairs[:, 1])
-        if not wrong.any():
+        nodes, pairs = _some(tree, most)
+        ordered, start = tree.spans
+        ends = [[tree.children[node - tree.leaves][end] for end in (0, -1)] for node in nodes]
+        wrong = [
+            *ordered[start[ends]][oracle.misplaced(tree, nodes)].tolist(),
+            *pairs[oracle.contradicted(tree, pairs[:, 0], pairs[:, 1])].tolist(),
+        ]
+        if not wrong:
             return None
-        i, j = pairs[np.flatnonzero(wrong)[0]].tolist()
+        i, j = wrong[0]
         try:
             found = reconstruct(oracle)
         except RevealError as error:
@@ -58,17 +65,14 @@ def difference(
         return f"{found.describe()}, where the contract is {tree.describe()}: {where}"
 
 
-def _pairs(tree: RevealedTree, most: int) -> Integers:
+def _some(tree: RevealedTree, most: int) -> tuple[Integers, Integers]:
+    """Operations, and random pairs of leaves [P, 2]."""
     rng = np.random.default_rng(0)
     count = len(tree.children)
     chosen = np.arange(count)
     if count > most:
         inner = rng.choice(count - most // 4, most - most // 4, replace=False)
         chosen = np.concatenate([inner, chosen[-(most // 4) :]])
-    pairs = [
-        (int(tree.below(operands[0])[0]), int(tree.below(operands[-1])[-1]))
-        for operands in (tree.children[t] for t in chosen.tolist())
-    ]
-    i = rng.integers(0, tree.leaves, 32)
-    j = (i + rng.integers(1, max(tree.leaves, 2), 32)) % tree.leaves
-    return np.array([*pairs, *((a, b) for a, b in zip(i, j, strict=True) if a != b)])
+    i = rng.integers(0, tree.leaves, _PAIRS)
+    j = (i + rng.integers(1, max(tree.leaves, 2), _PAIRS)) % tree.leaves
+    return chosen + tree.leaves, np.stack([i, j], 1)[i != j]

@@ -15,17 +15,23 @@ from samebits.contract import devices
 from samebits.contract.arithmetic import BlockFma
 from samebits.errors import RevealError
 from samebits.reveal.arithmetic import Finding, findings
-from samebits.reveal.operand import Operand, PositiveBox, SignedBox, called, checksum, same_bits
+from samebits.reveal.operand import Operand, SignedBox, called, checksum, same_bits
 from samebits.reveal.operations import Request, operand_of
 from samebits.reveal.oracle import Oracle, PositiveOracle, SignedOracle
+from samebits.reveal.positive import PositiveBox
 from samebits.reveal.probe import reconstruct
 from samebits.reveal.replay import replay
 from samebits.reveal.tree import Integers, RevealedTree
+from samebits.reveal.values import ordered, unlike
 
+#: Exponents of random addends, up and down.
+_SPREAD = {torch.float64: 6, torch.float32: 6, torch.bfloat16: 14, torch.float16: 8}
 #: Rows of random addends whose sums are compared.
 _SAMPLES = 32
 #: Addends of a sum whose order may not show in one sum of random data; and how many then do.
 _FEW = 16
+#: Operands of a fused operation all pairs of which are looked at, if it is not what it seems.
+_WIDEST = 64
 #: Repeats of a call by which a varying order is recognised.
 _REPEATS = 3
 
@@ -41,7 +47,7 @@ class Revealed:
         explained: whether the tree, computed in a known arithmetic, gives the bits of random data;
             None if no known arithmetic applies.
         rows: rows of results that have this tree (the others differ), or None if there is one row.
-        probes: sums that were looked at.
+        probes: sums that were looked at for the tree.
         calls: calls of the function.
         seconds: time that it took.
         notes: what else was noticed.
@@ -126,10 +132,6 @@ def reveal(
         >>> reveal(torch.sum, k=1000).tree.describe()
         >>> reveal("linear", m=8, n=4096, k=4096, dtype="bf16", device="cuda").tree.contracts
     """
-    places = {"row": row, "column": 0 if column is None else column, "seed": seed}
-    for name, place in places.items():
-        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
-            raise RevealError(f"{name} = {place!r}: use an integer from 0 on")
     if isinstance(fn, str):
         if op is not None:
             raise RevealError(f"reveal({fn!r}, op={op!r}): op says how a function is called")
@@ -151,18 +153,28 @@ def reveal_request(
 ) -> Revealed:
     """`reveal`, of a request."""
     started = time.perf_counter()
+    places = {"row": row, "column": 0 if column is None else column, "seed": seed}
+    for name, place in places.items():
+        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+            raise RevealError(f"{name} = {place!r}: use an integer from 0 on")
     operand, terms = operand_of(request)
     if column is not None and (operand.rowwise or terms is not None or operand.factors):
         raise RevealError(f"{operand.name} has no columns that could be looked at: give a row")
     notes: list[str] = []
     box: SignedBox | PositiveBox
     measured: tuple[Finding, ...] = ()
+    checked = 0
     oracle: Oracle
     with torch.no_grad():
         if terms is not None:
             box = PositiveBox(operand, terms, row)
             oracle = PositiveOracle(operand.leaves, box.together, seed)
             tree = reconstruct(oracle, seed=seed)
+            before = box.asked
+            why = box.doubt(tree, np.random.default_rng(seed))
+            checked = box.asked - before
+            if why is not None:
+                raise RevealError(f"{operand.name}: {why}")
             rows, explained = None, None
             notes += _others(box.use, operand.slots, "row")
         else:
@@ -172,9 +184,20 @@ def reveal_request(
             box = SignedBox(operand, row, use=columns)
             signed = SignedOracle(operand.leaves, box.count, box.capacity, seed)
             oracle = signed
-            tree = reconstruct(oracle, seed=seed)
-            measured = findings(tree, box) if arithmetic else ()
-            explained, note = explain(tree, box, request, seed, measured)
+            for guess in (True, False):
+                tree = reconstruct(oracle, seed=seed, guess=guess)
+                measured = findings(tree, box) if arithmetic else ()
+                explained, note = explain(tree, box, request, seed, measured)
+                if explained or not operand.sums:
+                    break
+                before = box.asked
+                again = unlike(tree, box, seed)
+                why = again or ordered(tree, box, explained, seed)
+                checked += box.asked - before
+                if why is None:
+                    break
+                if not again or not guess or max(map(len, tree.children)) > _WIDEST:
+                    raise RevealError(f"{operand.name}: {why}")
             notes += [note] if note else []
     return Revealed(
         name=operand.name,
@@ -182,7 +205,7 @@ def reveal_request(
         arithmetic=measured,
         explained=explained,
         rows=rows,
-        probes=oracle.probes,
+        probes=oracle.probes + checked,
         calls=box.calls,
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
@@ -206,11 +229,11 @@ def _others(shown: Integers, slots: int, what: str) -> list[str]:
 def noise(operand: Operand, sums: int, seed: int) -> Tensor:
     """Addends [sums, leaves] whose exact sums are 0: what comes out is rounding, which shows order.
 
-    Exponents are spread over 2^-6 ... 2^6 (2^-2 ... 2^2 in fp16 and fp8); an addend and its
-    negative are at random places, the last of an odd number is 0.
+    Exponents are spread so far that fp32 rounds sums of so narrow values (in fp8 there is no room
+    for it); an addend and its negative are at random places, the last of an odd number is 0.
     """
     rng = np.random.default_rng(seed)
-    spread = 6 if operand.dtype in (torch.float32, torch.float64, torch.bfloat16) else 2
+    spread = _SPREAD.get(operand.values or operand.dtype, 2)
     half = operand.leaves // 2
     values = rng.standard_normal((sums, half)) * 2.0 ** rng.integers(
         -spread, spread + 1, (sums, half)
@@ -295,13 +318,13 @@ def explain(
 ) -> tuple[bool | None, str]:
     """Whether the tree, computed in a known arithmetic, has the bits of random data; and a note."""
     operand = box.operand
-    if operand.factors or not operand.direct or box.scale != 1 or operand.dtype == torch.float64:
+    if not operand.sums or box.scale != 1 or operand.dtype == torch.float64:
         return None, ""
     bits = next((f.value for f in measured if f.name == "significant bits"), "24")
     if tree.block == 1 and not bits.startswith("24"):
         return None, f"sums have {bits} significant bits, so fp32 additions do not explain its bits"
-    addends = noise(operand, min(_SAMPLES, len(box.columns)), seed + 1)
-    result = box.results(addends)
+    addends = noise(operand, max(_FEW, min(_SAMPLES, len(box.columns))), seed + 1)
+    result = torch.cat([box.results(part) for part in torch.split(addends, len(box.columns))])
     known: list[BlockFma | None] = [None]
     if tree.block > 1:
         name = "tf32" if request.dtype == "tf32" else request.type_name
@@ -309,16 +332,16 @@ def explain(
         # Hopper's and Blackwell's step is one, by two names: the chip at hand is asked first.
         found = {s for s in steps if s is not None}
         known = [*sorted(found, key=lambda s: (s.name != "hopper_mma", s.name))]
+        known = [step for step in known if step is not None and step.block >= tree.block]
+    if not result.any():
+        return None, "sums of random data are exact here, so they do not show an order"
     for arithmetic in known:
         expected = replay(tree, addends.float().numpy(), arithmetic)
         if same_bits(torch.from_numpy(expected).to(result.dtype), result):
             what = "fp32 additions" if arithmetic is None else str(arithmetic).split("(")[0]
             return True, f"this tree of {what} gives the bits of random data"
     if tree.block > 1:
-        return None, (
-            "the arithmetic of its fused blocks is none that is known here, or the order depends "
-            "on the values"
-        )
+        return None, "the arithmetic of its fused blocks is none that is known here"
     return False, (
         "this tree of fp32 additions does not give the bits of random data: the arithmetic is "
         "another one, or the order depends on the values"

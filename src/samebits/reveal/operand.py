@@ -1,7 +1,7 @@
 """An operation as a sum of addends that we choose, in any dtype and on any device.
 
-`Operand` says how: it takes a matrix of addends, one row a sum, and gives the sums. The black boxes
-below put masks, units and zeros into it and read the answers of `oracle` from its results. Every
+`Operand` says how: it takes a matrix of addends, one row a sum, and gives the sums. The black box
+below puts masks, units and zeros into it and reads the answers of `oracle` from its results. Every
 assumption that reading rests on is tested first, and named where it fails.
 """
 
@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from samebits.errors import RevealError
-from samebits.reveal.oracle import Bools
 from samebits.reveal.tree import Integers
+from samebits.reveal.triples import Bools
 
 #: Significant bits of a result, and the masks and units of an addend. A mask swamps what fp32 or
 #: fp64 accumulators may hold in units: fp16 ends at 65504, so its units are subnormal.
 SIGNIFICANT = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+#: Units that fp16 and bf16 count, where the results, or partial ones, are narrower than they look.
+_NARROW = 1 << 11, 1 << 8
+#: Units that can be counted for each bit of a place that is tested.
+_CHEAP = 8
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -85,10 +89,17 @@ class Operand:
     rowwise: bool = False
     values: torch.dtype | None = None
 
+    @property
+    def sums(self) -> bool:
+        """Whether addends of any size can be given, and their sum is what is returned."""
+        return self.direct and not self.factors
+
 
 @dataclass
 class SignedBox:
     """Counts units of an `Operand`; reads one of its rows, and the slots of `use` (all if None).
+
+    `asked` counts `sums`; `results_in` is the dtype of results.
 
     Raises (at construction and on every call):
         RevealError: an assumption does not hold; the message says which.
@@ -101,6 +112,8 @@ class SignedBox:
     capacity: int = 1 << 22
     use: Integers | None = None
     levels: Levels = field(init=False)
+    asked: int = 0
+    results_in: torch.dtype = torch.float32
     _buffers: list[Tensor] = field(default_factory=list)
     _written: list[int] = field(default_factory=list)
 
@@ -128,29 +141,67 @@ class SignedBox:
             raise RevealError(f"{name} varies between runs on the same input: it has no one tree")
         if self.row >= len(result):
             raise RevealError(f"{name} has {len(result)} rows of results: there is no {self.row}")
+        self.results_in = result.dtype
         alone = self._results(none, np.zeros(1, np.int64))
         if alone[0] != 0:
             raise RevealError(f"{name} gives {alone[0]:g} for zeros: it is not a sum")
         unit = self._results(one, np.zeros(1, np.int64))[0] / self.levels.unit
-        if self.operand.scale is not None:
-            unit = self.operand.scale
-        if not math.isfinite(unit) or unit <= 0:
+        known = self.operand.scale
+        if not math.isfinite(unit) or unit <= 0 or (known and not 0.7 < unit / known < 1.4):
             raise RevealError(f"{name} does not return its addend: 1 unit gave {unit:g} units")
-        self.scale = unit
-        exact = math.frexp(unit)[0] == 0.5
+        self.scale = known or unit
+        if self.operand.sums:
+            self._signed()
+        exact = math.frexp(self.scale)[0] == 0.5
         significant = SIGNIFICANT[result.dtype]
         most = 1 << significant if exact else 1 << max(significant - 2, 1)
-        self.capacity = max(2, min(most, self.levels.countable))
-        everything = np.zeros((-(-n // self.capacity), n), bool)
-        for part, mask in enumerate(everything):
-            mask[part * self.capacity : (part + 1) * self.capacity] = True
-        counted = self._counts(self._results(everything, np.arange(len(everything))))
-        expected = everything.sum(1)
-        if (counted != expected).any():
-            at = int(np.flatnonzero(counted != expected)[0])
+        self.capacity = self._counted(max(2, min(most, self.levels.countable)))
+        self._once()
+
+    def _signed(self) -> None:
+        """Tests that the negative of an addend gives the negative of the result."""
+        unit = self.levels.unit
+        there, back = self.sums([{0: unit}, {0: -unit}]) / unit
+        if back != -there:
             raise RevealError(
-                f"{name} gives {counted[at]} units for {expected[at]} addends of one unit: it is "
-                "not a sum of all its addends"
+                f"{self.operand.name} gives {there:g} units for an addend and {back:g} for its "
+                "negative: it is not a sum. A sum of positive terms, such as squares or absolute "
+                'values, is looked at with op="norm"'
+            )
+
+    def _counted(self, most: int) -> int:
+        """The units that a result counts exactly: fewer where partial results are narrow."""
+        n, name = self.operand.leaves, self.operand.name
+        wrong = ""
+        for capacity in (most, *(c for c in _NARROW if c < most)):
+            sets = np.arange(n) // capacity == np.arange(-(-n // capacity))[:, None]
+            counted = self._counts(self._results(sets, np.arange(len(sets))))
+            differs = np.flatnonzero(counted != sets.sum(1))
+            if not len(differs):
+                return capacity
+            at = differs[0]
+            wrong = wrong or f"{counted[at]} units for {sets[at].sum()} addends of one unit"
+        raise RevealError(f"{name} gives {wrong}: it is not a sum of all its addends")
+
+    def _once(self) -> None:
+        """Tests that no addend counts twice and another not at all: by the bits of their places."""
+        n = self.operand.leaves
+        order = np.random.default_rng(0).permutation(n)
+        bits = range(min((n - 1).bit_length(), max(2, self.capacity // _CHEAP)))
+        halves = [order[order >> bit & 1 == 1] for bit in bits]
+        parts = [
+            h[at : at + self.capacity] for h in halves for at in range(0, len(h), self.capacity)
+        ]
+        if not parts:
+            return
+        sets = np.zeros((len(parts), n), bool)
+        for mask, part in zip(sets, parts, strict=True):
+            mask[part] = True
+        counted = self._counts(self._results(sets, np.arange(len(sets))))
+        if (counted != sets.sum(1)).any():
+            raise RevealError(
+                f"{self.operand.name} counts some addends more than once and others not at all, or "
+                "it weights them: it is not a plain sum of its addends"
             )
 
     # ---- probes --------------------------------------------------------------------------------
@@ -200,6 +251,7 @@ class SignedBox:
     def sums(self, rows: Sequence[dict[int, float]]) -> np.ndarray:
         """Sums of a few addends each, all others 0, as if every addend were counted once."""
         operand, found = self.operand, []
+        self.asked += len(rows)
         for at in range(0, len(rows), len(self.columns)):
             part = rows[at : at + len(self.columns)]
             small = torch.zeros((len(part), operand.leaves), dtype=torch.float64)
@@ -265,6 +317,11 @@ class SignedBox:
 
     def _counts(self, values: np.ndarray) -> Integers:
         units = values / (self.scale * self.levels.unit)
+        if (np.abs(units) > 2 * self.operand.leaves).any():
+            raise RevealError(
+                f"{self.operand.name} gave {units[np.abs(units).argmax()]:g} units for at most "
+                f"{self.operand.leaves}: a mask and its negative do not cancel, so it is not a sum"
+            )
         counts = np.rint(units)
         if (np.abs(units - counts) > 0.3).any() or (counts < 0).any():
             worst = units[np.argmax(np.abs(units - counts))]
@@ -273,117 +330,6 @@ class SignedBox:
                 "nor kept, so it is not a plain sum of its addends"
             )
         return counts.astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Elements whose terms are positive, such as squares or exponentials.
-
-    Attributes:
-        of: the element whose term has a given size.
-        nothing: the element whose term is 0.
-        masks: terms to try for the mask, until a change of one ulp is seen in the result.
-    """
-
-    of: Callable[[float], float]
-    nothing: float
-    masks: tuple[float, ...] = (1.0, 1.25, 1.5, 1.75, 1.3, 1.1, 1.9, 2.5, 3.0, 3.5)
-
-
-@dataclass
-class PositiveBox:
-    """Asks which terms meet first, of an `Operand` whose `run` gives [1, slots, elements].
-
-    The result at the mask's own element is looked at (at the only one if there is one), in those
-    slots that give the bits of slot `row` for the same elements.
-
-    Raises (at construction and on every call):
-        RevealError: an assumption does not hold; the message says which.
-    """
-
-    operand: Operand
-    terms: Terms
-    row: int = 0
-    calls: int = 0
-    mask: float = 1.0
-    use: Integers = field(init=False)
-    _alone: dict[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        n, name = self.operand.leaves, self.operand.name
-        self.use = np.arange(self.operand.slots)
-        if self.row >= self.operand.slots:
-            raise RevealError(f"{name} has {self.operand.slots} rows: there is no {self.row}")
-        if n < 2:
-            return
-        elements = self._elements(np.zeros(1, int), ())
-        before = checksum(elements)
-        result = self._call(elements).clone()
-        if checksum(elements) != before:
-            raise RevealError(f"{name} mutates its input: give it a function that works on a copy")
-        if not same_bits(result, self._call(elements)):
-            raise RevealError(f"{name} varies between runs on the same input: it has no one tree")
-        self.use = self._alike()
-        for mask in self.terms.masks:
-            self.mask = mask
-            ulp = 2.0 ** (math.frexp(mask)[1] - 24)
-            one, zero = np.ones(1, int), np.zeros(1, int)
-            alone = self._seen(zero, ())
-            if not np.isfinite(alone).all():
-                raise RevealError(f"{name} returned {alone[0]} for finite input")
-            lost = self._seen(zero, ((one, 0.375 * ulp),))
-            moved = self._seen(zero, ((one, 1.0 * ulp),))
-            if lost[0] == alone[0] != moved[0]:
-                return
-        raise RevealError(
-            f"{name}: a change of one ulp in the sum is not seen in its result, so the order of "
-            "its terms is not either; a result in fp32 may show it"
-        )
-
-    def _alike(self) -> Integers:
-        """The slots with the bits of slot `row`, for the same terms of random sizes in all."""
-        rng, n = np.random.default_rng(0), self.operand.leaves
-        line = [self.terms.of(float(term)) for term in rng.uniform(0.5, 2.0, n)]
-        shape = self.operand.slots, n
-        one = torch.tensor(line, dtype=torch.float64).to(self.operand.dtype)
-        result = self._call(one.to(self.operand.device).expand(shape).contiguous())[0]
-        words = result.contiguous().view(torch.uint8).reshape(shape[0], -1)
-        return np.flatnonzero((words == words[self.row]).all(1).cpu().numpy())
-
-    def together(self, i: Integers, j: Integers, k: Integers) -> Bools:
-        """See `oracle.Together`."""
-        ulp = 2.0 ** (math.frexp(self.mask)[1] - 24)
-        new = np.array(sorted(set(i.tolist()) - self._alone.keys()), int)
-        for at in range(0, len(new), len(self.use)):
-            part = new[at : at + len(self.use)]
-            self._alone |= dict(zip(part.tolist(), self._seen(part, ()).tolist(), strict=True))
-        found = []
-        for at in range(0, len(i), len(self.use)):
-            now = slice(at, at + len(self.use))
-            found.append(self._seen(i[now], ((j[now], 0.375 * ulp), (k[now], 0.375 * ulp))))
-        alone = np.array([self._alone[at] for at in i.tolist()])
-        return np.concatenate(found) != alone if found else np.zeros(0, bool)
-
-    def _elements(self, i: Integers, small: tuple[tuple[Integers, float], ...]) -> Tensor:
-        operand = self.operand
-        shape = operand.slots, operand.leaves
-        x = torch.full(shape, self.terms.nothing, dtype=operand.dtype, device=operand.device)
-        x[:, 0] = self.terms.of(self.mask)  # slots that are not used
-        rows = torch.from_numpy(self.use[: len(i)])
-        x[rows] = self.terms.nothing
-        for at, term in ((i, self.mask), *small):
-            x[rows, torch.from_numpy(at)] = self.terms.of(term)
-        return x
-
-    def _seen(self, i: Integers, small: tuple[tuple[Integers, float], ...]) -> np.ndarray:
-        result = self._call(self._elements(i, small))[0]
-        at = torch.from_numpy(i).to(result.device) if result.shape[-1] > 1 else 0
-        rows = torch.from_numpy(self.use[: len(i)]).to(result.device)
-        return result[rows, at].double().cpu().numpy()
-
-    def _call(self, elements: Tensor) -> Tensor:
-        self.calls += 1
-        return called(self.operand, (elements,), axes=3)
 
 
 def called(operand: Operand, addends: tuple[Tensor, ...], *, axes: int = 2) -> Tensor:
@@ -406,7 +352,8 @@ def called(operand: Operand, addends: tuple[Tensor, ...], *, axes: int = 2) -> T
             f"{operand.name} returns {result.dtype}: units are counted in floating-point "
             "results of fp16, bf16, fp32 or fp64"
         )
-    return result
+    # An expanded result has strides of 0, also where it counts as contiguous.
+    return result.clone(memory_format=torch.contiguous_format) if 0 in result.stride() else result
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samebits.errors import RevealError
-from samebits.reveal.operand import Levels, Operand, Terms
+from samebits.reveal.operand import Levels, Operand
+from samebits.reveal.positive import Terms
 
 Function = Callable[..., Any]
 
@@ -186,23 +187,23 @@ def _elements(stock: Function) -> Callable[[Request], Operand]:
 
 def _mean(request: Request) -> Operand:
     operand = _row(lambda x: torch.mean(x, -1))(request)
-    operand.levels = _averaged(request)
+    operand.levels, operand.scale = _averaged(request)
     return operand
 
 
-def _averaged(request: Request) -> Levels | None:
-    """fp16: a unit has to be seen in the result after a division by k, with 3 bits if it rounds.
+def _averaged(request: Request) -> tuple[Levels | None, float | None]:
+    """fp16: a unit divided by k has to be seen in the result, as one step of 2^-24, or two or more.
 
-    A mask of 2^15 swallows what is together at most half an ulp below it in fp32, 2^-10.
+    A mask of 65,504 swallows what is together less than 2^-10, the last bit of a fused block of 25.
+    A unit is too small to measure 1 / k with, so that is known.
     """
     if request.type != torch.float16:
-        return None
+        return None, None
     k = request.k
-    exact = k & (k - 1) == 0
-    bits = (k - 1).bit_length() + (0 if exact else 3)
+    bits = (k - 1).bit_length() + bool(k & k - 1)
     if bits > 13:
         raise RevealError(f"{request}: fp16 has no room for masks beside a unit divided by {k}")
-    return Levels(2.0**15, 2.0 ** (bits - 24), max(2, 1 << 13 >> bits) if exact else 2)
+    return Levels(65504.0, 2.0 ** (bits - 24), max(2, (1 << 14 - bits) - 1)), 1 / k
 
 
 # ---- products -----------------------------------------------------------------------------------
@@ -325,7 +326,8 @@ def _pv(request: Request) -> Operand:
         y: Tensor = fn(q, k, v.view(1, heads, d, keys).transpose(-1, -2).contiguous())
         return y[0].transpose(0, 1).reshape(request.rows, heads * d)
 
-    return _operand(request, heads * d, run, levels=_averaged(request))
+    levels, scale = _averaged(request)
+    return _operand(request, heads * d, run, levels=levels, scale=scale)
 
 
 #: Units of a score of "qk" that make one e-fold, and how many can be told apart in bf16.

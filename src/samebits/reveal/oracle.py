@@ -15,7 +15,7 @@ if j and k meet each other before they meet i, and only then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,15 +23,13 @@ import numpy.typing as npt
 
 from samebits.errors import RevealError
 from samebits.reveal.tree import Integers, RevealedTree
+from samebits.reveal.triples import Bools, Triples
 
-#: Leaves from which on an order is suggested; and how many times fewer may need sorting after all.
-_REGULAR = 8
-#: Contiguous groups that are looked for at the end, and pairs that make a suggestion plausible.
-_MOST_OUTER, _PAIRS = 16, 16
 #: Elements of a table of units.
 _MOST_CELLS = 1 << 26
+#: Pairs of operands of a fused operation that are seen not to meet before the others, at most.
+_INSIDE = 1 << 9
 
-Bools = npt.NDArray[np.bool_]
 #: i [P], j [P], sets of units [U, n], which of them [P] -> units outside of where i and j meet, [P]
 Count = Callable[[Integers, Integers, Bools, Integers], Integers]
 #: i [P], j [P], k [P] -> whether j and k meet before they meet i, [P]
@@ -39,9 +37,13 @@ Together = Callable[[Integers, Integers, Integers], Bools]
 
 
 class Oracle(Protocol):
-    """What reconstruction asks; `probes` counts the questions that reached the black box."""
+    """What reconstruction asks; `probes` counts the questions that reached the black box.
+
+    `thorough` oracles want every operation to be verified, not only those of copies.
+    """
 
     leaves: int
+    thorough: bool
 
     @property
     def probes(self) -> int:
@@ -61,14 +63,26 @@ class Oracle(Protocol):
         """Where i and j do not meet as `tree` says, [P]."""
 
     def misplaced(self, tree: RevealedTree, nodes: Integers) -> Bools:
-        """Which operations do not hold what `tree` says of the leaves next to them, [P]."""
+        """Which operations are contradicted, [P]; see `_relations` for what none of all proves."""
 
 
-def _ends(tree: RevealedTree, nodes: Integers) -> tuple[Integers, Integers]:
-    """For each operation a leaf of its first and one of its last operand: they meet in it."""
-    operands = [tree.children[node - tree.leaves] for node in nodes.tolist()]
+def _relations(tree: RevealedTree, nodes: Integers) -> list[tuple[Integers, Integers]]:
+    """For each operation the first leaf of each of its operands, and of each of its siblings.
+
+    Let R(t) be where the first leaves of t's operands meet in truth. If, for every t, all of them
+    are in R(t) and no sibling's is, then R(t) is t: R(t) and R(c), for an operand c, have c's first
+    leaf in common, and R(c) lacks a leaf that R(t) has, so R(t) holds R(c), and so all leaves of t;
+    and, from the root down, what siblings hold is disjoint, so there is room for no more.
+    So one or two probes an operation prove a tree, but for what may be inside fused operations.
+    """
     ordered, start = tree.spans
-    return ordered[start[[o[0] for o in operands]]], ordered[start[[o[-1] for o in operands]]]
+    first, found = ordered[start], []
+    for node in nodes.tolist():
+        parent = int(tree.parents[node])
+        around = tree.children[parent - tree.leaves] if parent != node else ()
+        operands = tree.children[node - tree.leaves]
+        found.append((first[list(operands)], first[[c for c in around if c != node]]))
+    return found
 
 
 def _tree_error(detail: str) -> RevealError:
@@ -78,7 +92,7 @@ def _tree_error(detail: str) -> RevealError:
     )
 
 
-class SignedOracle:
+class SignedOracle(Triples):
     """Answers from counts of units that escape a mask and its negative.
 
     Args:
@@ -86,6 +100,8 @@ class SignedOracle:
         count: the black box.
         capacity: units that one result can count.
     """
+
+    thorough = False
 
     def __init__(self, leaves: int, count: Count, capacity: int, seed: int = 0) -> None:
         self.leaves, self.capacity = leaves, capacity
@@ -97,17 +113,38 @@ class SignedOracle:
         self.probes += len(i)
         return self._count(i, j, units, which)
 
+    def _each(self, i: Integers, j: Integers, chosen: Sequence[Integers]) -> Integers:
+        """`_outside` with units of its own for every probe."""
+        found = [np.zeros(0, np.int64)]
+        together = max(1, _MOST_CELLS // self.leaves)
+        for at in range(0, len(chosen), together):
+            part = slice(at, at + together)
+            units = np.stack([self._mask(leaves) for leaves in chosen[part]])
+            found.append(self._outside(i[part], j[part], units, np.arange(len(units))))
+        return np.concatenate(found)
+
+    def _together(self, i: Integers, j: Integers, k: Integers) -> Bools:
+        if len(i) and (i == i[0]).all():
+            kept: Bools = self._outside(j, k, self._mask(i[:1])[None], np.zeros_like(j)) == 1
+            return kept
+        apart: Bools = self._each(j, k, list(i[:, None])) == 1
+        return apart
+
     def _mask(self, chosen: npt.ArrayLike) -> Bools:
         mask = np.zeros(self.leaves, bool)
         mask[np.asarray(chosen)] = True
         return mask
 
     def order(self, pivot: int, others: Integers) -> list[Integers]:
-        """See `Oracle`. About |others| probes; about twice that beyond the capacity.
+        """See `Oracle`. About |others| probes; more beyond the capacity where it is not regular.
 
         A cell is a stretch of the order that is not known further. A small one is asked about with
         units on all its leaves, a large one with units on a sample, which cuts it into cells.
         """
+        if len(others) > self.capacity**2:
+            regular = self._regular(pivot, others)
+            if regular is not None:
+                return regular
         cells, done = [others], [len(others) < 2]
         while not all(done):
             asked = [c for c, finished in zip(cells, done, strict=True) if not finished]
@@ -170,11 +207,6 @@ class SignedOracle:
         apart = set(np.array(owner)[outside > 0].tolist())
         return [number not in apart for number in range(len(cells))]
 
-    def excludes(self, i: Integers, j: Integers, outer: int) -> Bools:
-        """See `Oracle`. One probe a pair."""
-        found: Bools = self._outside(i, j, self._mask([outer])[None], np.zeros_like(i)) == 1
-        return found
-
     def contradicted(self, tree: RevealedTree, i: Integers, j: Integers) -> Bools:
         """See `Oracle`. One probe a pair: units inside must all be lost, those outside counted."""
         meeting = tree.meeting(i, j)
@@ -197,169 +229,65 @@ class SignedOracle:
         return found
 
     def misplaced(self, tree: RevealedTree, nodes: Integers) -> Bools:
-        """See `Oracle`. One probe an operation.
+        """See `Oracle`. One probe an operation: units on its siblings; fused ones one more.
 
-        Beyond the capacity units are on stretches of the tree that overlap by half, each operation
-        has that which its end is in the middle of.
+        That one has units on its other operands; so all pairs of three are seen, of more only some.
         """
-        ordered, start = tree.spans
-        i, j = _ends(tree, nodes)
-        first, end = start[nodes], start[nodes] + tree.sizes[nodes]
-        width, begin = min(self.capacity, self.leaves), np.zeros_like(end)
-        if width < self.leaves:
-            begin = np.maximum(np.rint(2 * end / width).astype(np.int64) - 1, 0) * (width // 2)
-        last = np.minimum(begin + width, self.leaves)
-        inside = np.maximum(np.minimum(end, last) - np.maximum(first, begin), 0)
-        expected = last - begin - inside
-        used, which = np.unique(begin, return_inverse=True)
-        wrong, together = np.zeros(len(nodes), bool), max(1, _MOST_CELLS // self.leaves)
-        for at in range(0, len(used), together):
-            units = np.stack([self._mask(ordered[b : b + width]) for b in used[at : at + together]])
-            some = np.flatnonzero((which >= at) & (which < at + together))
-            outside = self._outside(i[some], j[some], units, which[some] - at)
-            wrong[some] = outside != expected[some]
+        i, j, units, expected, owner = [], [], [], [], []
+        for row, (mine, around) in enumerate(_relations(tree, nodes)):
+            other = int(self._rng.integers(1, len(mine)))
+            asked = [(0, other, around, True), (0, other, np.delete(mine, [0, other]), False)]
+            if len(mine) == 3:
+                asked += [(0, 3 - other, mine[other, None], False), (1, 2, mine[:1], False)]
+            for a, b, leaves, kept in asked:
+                if len(leaves):
+                    chosen = self._some(leaves, self.capacity)
+                    i.append(mine[a])
+                    j.append(mine[b])
+                    units.append(chosen)
+                    expected.append(len(chosen) if kept else 0)
+                    owner.append(row)
+        wrong = np.zeros(len(nodes), bool)
+        outside = self._each(np.array(i, int), np.array(j, int), units)
+        wrong[np.array(owner, int)[outside != np.array(expected, int)]] = True
         return wrong
 
     def _some(self, of: Integers, most: int) -> Integers:
         return of if len(of) <= most else self._rng.choice(of, most, replace=False)
 
 
-class PositiveOracle:
-    """Answers from triples: whether j and k meet before they meet i.
+class PositiveOracle(Triples):
+    """Answers from triples alone.
 
     Args:
         leaves: number of addends.
         together: the black box.
     """
 
+    thorough = True
+
     def __init__(self, leaves: int, together: Together, seed: int = 0) -> None:
         self.leaves = leaves
         self.probes = 0
-        self._together = together
+        self._box = together
+        self._answers: dict[tuple[int, int, int], bool] = {}
         self._rng = np.random.default_rng(seed)
 
-    def _ask(self, i: npt.ArrayLike, j: npt.ArrayLike, k: npt.ArrayLike) -> Bools:
-        i, j, k = (np.array(x) for x in np.broadcast_arrays(*map(np.atleast_1d, (i, j, k))))
-        self.probes += i.size
-        return self._together(i, j, k)
+    def _together(self, i: Integers, j: Integers, k: Integers) -> Bools:
+        asked = list(
+            zip(*(x.tolist() for x in (i, np.minimum(j, k), np.maximum(j, k))), strict=True)
+        )
+        new = [q for q in dict.fromkeys(asked) if q not in self._answers]
+        if new:
+            self.probes += len(new)
+            answers = self._box(*np.array(new).T)
+            self._answers |= dict(zip(new, answers.tolist(), strict=True))
+        return np.array([self._answers[q] for q in asked], bool)
 
     def order(self, pivot: int, others: Integers) -> list[Integers]:
-        """See `Oracle`. |others| probes where the order is regular; else see `_sorted`.
-
-        The order of a few leaves suggests that of all. One probe a leaf proves it: a leaf meets the
-        first of its group before the pivot, and the pivot meets the first of a group before that of
-        the next.
-        """
-        groups = self._suggested(pivot, others) if len(others) >= _REGULAR else None
-        if groups is None:
-            return self._sorted(pivot, others)
-        first = np.array([group[0] for group in groups])
-        rest = np.concatenate([group[1:] for group in groups])
-        owner = np.repeat(np.arange(len(groups)), [len(group) - 1 for group in groups])
-        within = self._ask(pivot, first[owner], rest)
-        if within.all() and self._ask(first[1:], pivot, first[:-1]).all():
-            return groups
-        wrong = rest[~within]
-        if len(first) + len(wrong) > len(others) // _REGULAR:
-            return self._sorted(pivot, others)
-        found = self._sorted(pivot, np.sort(np.append(first, wrong)))
-        held = {int(one): rest[(owner == at) & within] for at, one in enumerate(first)}
-        none = first[:0]
-        return [
-            np.sort(np.concatenate([group, *(held.get(int(x), none) for x in group)]))
-            for group in found
-        ]
-
-    def _suggested(self, pivot: int, others: Integers) -> list[Integers] | None:
-        """An order that a few probes do not contradict: contiguous groups at the end, then digits.
-
-        None: the leaves do not look regular from here.
-        """
-        outer: list[Integers] = []
-        while len(outer) < _MOST_OUTER and others[0] > pivot:
-            groups = self._digits(pivot, others)
-            if groups is not None and self._plausible(pivot, groups):
-                return [*groups, *outer]
-            last, low, high = others[-1], 0, len(others) - 1
-            while low < high:  # the first leaf from which on all are in the last one's group
-                middle = (low + high) // 2
-                if self._ask(pivot, others[middle], last)[0]:
-                    high = middle
-                else:
-                    low = middle + 1
-            outer.insert(0, others[low:])
-            others = others[:low]
-            if not self._plausible(pivot, outer[:1]):
-                return None
-            if len(others) < _REGULAR:
-                return [*(self._sorted(pivot, others) if len(others) else []), *outer]
-        return None
-
-    def _plausible(self, pivot: int, groups: list[Integers]) -> bool:
-        """Whether a few pairs of leaves are where they should be."""
-        large = [group for group in groups if len(group) > 1]
-        some = self._rng.integers(0, len(large), _PAIRS if large else 0)
-        pairs = [self._rng.choice(large[at], 2, replace=False) for at in some]
-        if pairs and not self._ask(pivot, *np.array(pairs).T).all():
-            return False
-        if len(groups) < 2:
-            return True
-        at = self._rng.integers(0, len(groups) - 1, _PAIRS)
-        now, then = (np.array([groups[i][0] for i in places]) for places in (at, at + 1))
-        return bool(self._ask(then, pivot, now).all())
-
-    def _digits(self, pivot: int, others: Integers) -> list[Integers] | None:
-        """The order that follows if the bits of an index are the digits of its place; or None.
-
-        Leaves whose distance from the pivot has one bit are sorted, and sums of two that are next
-        to each other. Where the sum comes later than both, the bits count through one chain: they
-        are one digit. Where it comes together with the later one, that is a digit further out. A
-        leaf's group is the outermost digit that is not 0.
-        """
-        places = others - pivot
-        bits = [1 << b for b in range(int(places.max()).bit_length()) if (places == 1 << b).any()]
-        ranked = [int(g[0]) for g in self._sorted(pivot, pivot + np.array(bits)) if len(g) == 1]
-        if len(ranked) < len(bits):
-            return None
-        sums = []
-        for at, high in enumerate(ranked[1:]):
-            both = [low + high - pivot for low in ranked[at::-1] if low + high - pivot in others]
-            if not both:
-                return None
-            sums.append(both[0])
-        one_digit = self._ask(np.array(sums, int), pivot, np.array(ranked[1:], int))
-        key, digit = np.zeros_like(places), np.zeros_like(places)
-        level, value = 0, 1
-        for at, bit in enumerate(ranked):
-            if at and not one_digit[at - 1]:
-                key, level = np.where(digit > 0, level + digit, key), level + int(digit.max())
-                digit, value = np.zeros_like(places), 1
-            digit = digit + value * ((places & (bit - pivot)) > 0)
-            value *= 2
-        key = np.where(digit > 0, level + digit, key)
-        return [others[key == each] for each in np.unique(key)] if key.all() else None
-
-    def _sorted(self, pivot: int, others: Integers) -> list[Integers]:
-        """`order` by a quicksort: about 2.8 n log2 n probes for n groups."""
-        groups: list[Integers] = []
-        stack = [(others, False)]
-        while stack:
-            cell, done = stack.pop()
-            if done or len(cell) < 2:
-                groups += [cell] if len(cell) else []
-                continue
-            middle = int(self._rng.choice(cell))
-            rest = cell[cell != middle]
-            before = self._ask(middle, pivot, rest)  # meet the pivot without the middle one
-            after = np.zeros_like(before)
-            after[~before] = self._ask(rest[~before], pivot, middle)
-            same = np.sort(np.append(rest[~before & ~after], middle))
-            stack += [(rest[after], False), (same, True), (rest[before], False)]
-        return groups
-
-    def excludes(self, i: Integers, j: Integers, outer: int) -> Bools:
-        """See `Oracle`. One probe a pair."""
-        return self._ask(outer, i, j)
+        """See `Oracle`. |others| probes where the order is regular; else see `_sorted`."""
+        regular = self._regular(pivot, others)
+        return self._sorted(pivot, others) if regular is None else regular
 
     def contradicted(self, tree: RevealedTree, i: Integers, j: Integers) -> Bools:
         """See `Oracle`. Two probes a pair, with a third leaf outside and one inside."""
@@ -383,9 +311,22 @@ class PositiveOracle:
         return wrong
 
     def misplaced(self, tree: RevealedTree, nodes: Integers) -> Bools:
-        """See `Oracle`. One probe an operation, with the leaf behind it (or before it)."""
-        ordered, start = tree.spans
-        i, j = _ends(tree, nodes)
-        end = start[nodes] + tree.sizes[nodes]
-        beside = np.where(end < self.leaves, end, start[nodes] - 1)
-        return ~self._ask(ordered[beside], i, j)
+        """See `Oracle`. One probe an operation; fused ones one for each pair of their leaves."""
+        asked: list[tuple[int, int, int]] = []
+        meet, owner = [], []
+        for row, (mine, around) in enumerate(_relations(tree, nodes)):
+            before = [(s, mine[0], m) for s in around for m in mine[1:]]
+            pairs = np.stack(np.triu_indices(len(mine), 1), 1) if len(mine) > 2 else mine[:0]
+            if len(pairs) > _INSIDE:
+                pairs = pairs[self._rng.choice(len(pairs), _INSIDE, replace=False)]
+            apart = [
+                (self._rng.choice(np.delete(mine, [a, b])), mine[a], mine[b]) for a, b in pairs
+            ]
+            asked += [*before, *apart]
+            meet += [True] * len(before) + [False] * len(apart)
+            owner += [row] * (len(before) + len(apart))
+        wrong = np.zeros(len(nodes), bool)
+        if asked:
+            answers = self._ask(*np.array(asked).T)
+            wrong[np.array(owner)[answers != np.array(meet)]] = True
+        return wrong

@@ -3,8 +3,9 @@
 `reconstruct` looks from one leaf, the pivot, at all others: those that meet it in the same
 operation form a group, which holds one subtree, or several if the operation is a fused one. Groups
 are taken apart in the same way. A subtree whose leaves are those of a known one, moved by a
-constant, is taken to be its copy; every operation of a copy, and random pairs across the tree, are
-verified by probes afterwards. If one is contradicted, everything is probed without such guesses.
+constant, is taken to be its copy; every operation with leaves of a copy, and random pairs across
+the tree, are verified by probes afterwards. If one is contradicted, everything is probed without
+such guesses, and all of it is verified.
 """
 
 from __future__ import annotations
@@ -16,16 +17,13 @@ import numpy as np
 from samebits.errors import RevealError
 from samebits.reveal.oracle import Oracle
 from samebits.reveal.tree import Integers, RevealedTree
+from samebits.reveal.triples import Bools
 
-#: Pairs that are verified in each copy of a subtree beside its operations, and at most at random
-#: across the tree.
-PAIRS_A_COPY, RANDOM_PAIRS = 2, 64
-#: Among few leaves shapes are alike by chance: smaller trees are probed without guesses, and so
-#: are groups of fewer leaves, unless they are so few that all their pairs can be verified.
-SMALL_TREE, SMALL_GROUP, FEW = 64, 8, 4
-#: Of operations with more operands, not all pairs are looked at.
-WIDEST_BLOCK = 32
-_NEIGHBOURS = slice(-1), slice(1, None)
+#: Pairs that are verified at random across the tree, at most.
+RANDOM_PAIRS = 64
+#: Pairs of operands of a fused operation up to which all are looked at; of irregular ones, and
+#: where nothing else looks at them, so many times the leaves.
+FEW, MANY = 10, 16
 
 
 @dataclass
@@ -63,7 +61,7 @@ class _Builder:
 
     def guesses(self, leaves: Integers) -> bool:
         """Whether a group of leaves may be taken for a copy of a known one."""
-        return self.guess and (1 < len(leaves) <= FEW or len(leaves) >= SMALL_GROUP)
+        return self.guess and len(leaves) > 1
 
     def spine(self, pivot: int, groups: list[Integers]) -> int:
         """The subtree of the pivot and the groups that join it one after another."""
@@ -88,13 +86,13 @@ class _Builder:
     def fused(self, pivot: int, groups: list[Integers]) -> list[bool]:
         """For each group: whether it is seen to be several operands of one operation.
 
-        Two pairs are looked at. Not seen does not mean that it is not so.
+        One pair is looked at. Not seen does not mean that it is not so.
         """
         pairs = [
             (number, a, b)
             for number, group in enumerate(groups)
             if self.guesses(group)
-            for a, b in ((group[0], group[-1]), self.rng.choice(group, 2, replace=False))
+            for a, b in (self.rng.choice(group, 2, replace=False),)
         ]
         several = np.zeros(len(groups), bool)
         if pairs:
@@ -142,67 +140,61 @@ class _Builder:
         """Whether all leaves seem to enter the fused operation one by one, as the last one did."""
         if len(leaves) == 1 or not self.guess:
             return len(leaves) == 1
-        if len(leaves) <= WIDEST_BLOCK:
+        even = np.ptp(np.diff(leaves)) == 0  # as the leaves of a block are
+        most = MANY * self.oracle.leaves if self.oracle.thorough or not even else FEW
+        if len(leaves) * (len(leaves) - 1) // 2 <= most:
             i, j = _all_pairs(leaves).T
         else:
-            mixed = [self.rng.permutation(leaves) for _ in range(4)]
-            i, j = (np.concatenate([m[side] for m in mixed]) for side in _NEIGHBOURS)
+            mixed = self.rng.permutation(leaves)
+            i, j = mixed[:-1], mixed[1:]
         return not self.oracle.excludes(i, j, outer).any()
 
 
-def reconstruct(oracle: Oracle, *, seed: int = 0) -> RevealedTree:
+def reconstruct(oracle: Oracle, *, seed: int = 0, guess: bool = True) -> RevealedTree:
     """The tree that the oracle's answers describe.
+
+    Without guesses every pair of leaves of a fused operation is looked at.
 
     Raises:
         RevealError: they describe none.
     """
     rng = np.random.default_rng(seed)
-    for guess in (True, False) if oracle.leaves > SMALL_TREE else (False,):
-        builder = _Builder(oracle, guess, rng)
+    for guessing in (True, False) if guess else (False,):
+        builder = _Builder(oracle, guessing, rng)
         everything = np.arange(oracle.leaves)
         root = builder.spine(0, oracle.order(0, everything[1:]) if oracle.leaves > 1 else [])
         tree = RevealedTree.of(oracle.leaves, builder.nodes) if root else RevealedTree.of(1, [])
-        if not verify(oracle, tree, builder.copies, rng):
+        nodes = np.arange(oracle.leaves, oracle.leaves + len(tree.children))
+        if guessing and not oracle.thorough:
+            nodes = nodes[_touched(tree, builder.copies)]
+        if not contradicted(oracle, tree, nodes, rng):
             return tree
     raise RevealError(
         "a tree was found, but further probes contradict it: the order of additions depends on the "
-        "values or varies between runs"
+        "values or varies between runs, or its operations round in different ways"
     )
 
 
-def verify(
-    oracle: Oracle, tree: RevealedTree, copies: list[Integers], rng: np.random.Generator
+def contradicted(
+    oracle: Oracle, tree: RevealedTree, nodes: Integers, rng: np.random.Generator
 ) -> bool:
-    """Whether a probe contradicts the tree: in every operation of a copy, and across the tree."""
+    """Whether a probe contradicts the tree: at some operations, and at random across the tree."""
     if tree.leaves < 3:
         return False
-    some = min(RANDOM_PAIRS, 8 + tree.leaves // 4)
+    some = min(RANDOM_PAIRS, tree.leaves // 16)
     i = rng.integers(0, tree.leaves, some)
     j = (i + rng.integers(1, tree.leaves, some)) % tree.leaves
-    left = rng.integers(0, tree.leaves - 1, some // 2)
-    pairs = [np.stack([i, j], 1), np.stack([left, left + 1], 1)]
-    pairs += [
-        np.stack([rng.choice(leaves, 2, replace=False) for _ in range(PAIRS_A_COPY)])
-        for leaves in copies
-        if len(leaves) > 1
-    ]
-    chosen = np.concatenate(pairs)
-    if oracle.contradicted(tree, chosen[:, 0], chosen[:, 1]).any():
-        return True
-    nodes = _nodes_of(tree, copies)
-    return len(nodes) > 0 and bool(oracle.misplaced(tree, nodes).any())
+    return bool(oracle.contradicted(tree, i, j).any() or oracle.misplaced(tree, nodes).any())
 
 
-def _nodes_of(tree: RevealedTree, copies: list[Integers]) -> Integers:
-    """The operations all of whose leaves are in one copy."""
-    owner = [-1] * (tree.leaves + len(tree.children))
-    for number, leaves in enumerate(copies):
-        for leaf in leaves.tolist():
-            owner[leaf] = number
+def _touched(tree: RevealedTree, copies: list[Integers]) -> Bools:
+    """Which operations have leaves of a copy below them."""
+    touched = np.zeros(tree.leaves + len(tree.children), bool)
+    for leaves in copies:
+        touched[leaves] = True
     for node, operands in enumerate(tree.children, tree.leaves):
-        first = owner[operands[0]]
-        owner[node] = first if all(owner[c] == first for c in operands) else -1
-    return np.flatnonzero(np.array(owner[tree.leaves :]) >= 0) + tree.leaves
+        touched[node] = touched[list(operands)].any()
+    return touched[tree.leaves :]
 
 
 def _all_pairs(leaves: Integers) -> Integers:
