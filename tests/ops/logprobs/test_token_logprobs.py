@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,30 @@ def test_packed_rows(model: tiny.TinyLM, switch: None) -> None:
     inside = positions[0, 1:] != 0
     assert equal(found[inside].detach(), torch.cat([by_decoding(model, t) for t in texts()]))
     assert not found[~inside].any()
+
+
+class Deaf(torch.nn.Module):
+    """Takes positions, as models of transformers do, and does not look at them."""
+
+    def __init__(self, model: tiny.TinyLM) -> None:
+        super().__init__()
+        self.model, self.packed = model, 0
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, position_ids: Any, use_cache: bool
+    ) -> Any:
+        self.packed += attention_mask is None
+        seen = None if attention_mask is None else attention_mask.bool()
+        return self.model(input_ids, attention_mask=seen)
+
+
+def test_packed_rows_of_a_model_that_runs_them_together(model: tiny.TinyLM, switch: None) -> None:
+    ids = torch.cat(texts())[None]
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    expected, deaf = token_logprobs(model, ids, positions=positions), Deaf(model)
+    for _ in range(2):
+        assert equal(token_logprobs(deaf, ids, positions=positions).detach(), expected.detach())
+    assert deaf.packed == 1  # the second time it is known
 
 
 def test_the_gradient_is_that_of_log_softmax(switch: None) -> None:

@@ -15,6 +15,7 @@ from samebits.integrations.transformers import packed
 from samebits.integrations.transformers.masks import Mask, Rule
 from samebits.ops import attention
 from samebits.ops.attention.padding import without_padding
+from samebits.ops.logprobs import kept_apart
 from samebits.plan import contract_of
 
 OP = 'attention of "samebits"'
@@ -224,6 +225,7 @@ def _by_segment(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, options: dict[str, Any]
 ) -> torch.Tensor:
     """Sequences packed into rows: each is computed as if it stood alone, with gradients."""
+    kept_apart()
     rows = []
     for b, segments in enumerate(rule.segments()):
         parts = [

@@ -9,13 +9,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.attention.autograd import needs_grad
 from samebits.ops.softmax import softmax, token_logprob
+
+#: What `kept_apart` notes while a model runs rows of several sequences.
+_apart: ContextVar[list[bool] | None] = ContextVar("samebits_kept_apart", default=None)
+#: Models that take positions and do not keep sequences apart by them.
+_unaware: WeakSet[Any] = WeakSet()
+
+
+def kept_apart() -> None:
+    """Said by attention that computes each of a row's sequences by itself."""
+    noted = _apart.get()
+    if noted is not None:
+        noted.append(True)
 
 
 def token_logprobs(
@@ -91,15 +106,27 @@ def _logits(
 ) -> torch.Tensor:
     """[B, T, V]."""
     names = inspect.signature(getattr(model, "forward", model)).parameters
-    if "position_ids" in names:
+    several = positions is not None and bool((positions.diff() != 1).any())
+    if "position_ids" in names and not (several and model in _unaware):
         places = positions
         if mask is not None:
             places = (mask.to(torch.int64).cumsum(1) - 1).clamp(min=0)
-        out = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False)
-    elif positions is not None:
+        noted: list[bool] = []
+        token = _apart.set(noted)
+        try:
+            out = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False)
+        finally:
+            _apart.reset(token)
+        if noted or not several:
+            return _of(out)
+        with suppress(TypeError):  # no weak reference: found out anew each time
+            _unaware.add(model)
+    if positions is not None:
         return _unpacked(model, ids, positions)
-    else:
-        out = model(ids, attention_mask=None if mask is None else mask.to(torch.bool))
+    return _of(model(ids, attention_mask=None if mask is None else mask.to(torch.bool)))
+
+
+def _of(out: Any) -> torch.Tensor:
     logits: torch.Tensor = getattr(out, "logits", out)
     return logits
 
@@ -107,7 +134,7 @@ def _logits(
 def _unpacked(
     model: Callable[..., Any], ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Packed rows, for a model that knows only padded ones."""
+    """Packed rows, for a model that knows only padded ones. The bits are the same."""
     flat, places = ids.reshape(-1), positions.reshape(-1)
     owner = (places == 0).cumsum(0) - 1  # a sequence starts at position 0, a row with one
     count, longest = int(owner[-1]) + 1, int(places.max()) + 1
