@@ -161,6 +161,7 @@ def resealed(plan: Plan, edit: Any) -> bytes:
         (set_at("schedules", 2, "tile", 32), "not those of its content"),
         (set_at("id", "0" * 16), "not those of its content"),
         (set_at("schedules", 0, "kind", "nobody.knows"), "not known to this release"),
+        (set_at("schedules", 0, "kind", ["test.own"]), "not known to this release"),
         (set_at("schedules", 2, "tile", "wide"), "tile"),
         (set_at("entries", 0, "choices", 0, 0, 99), "does not hold"),
         (set_at("entries", 0, "choices", 0, 0, -1), "does not hold"),
@@ -187,7 +188,14 @@ def test_a_promise_of_other_bits_is_refused(plan: Plan) -> None:
         document.parse(resealed(plan, edit))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"format": "one"}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"format": "one"}',
+        b'{"schedules":[{"kind":' + b"[" * 10**5 + b"]" * 10**5 + b"}]}",
+    ],
+    ids=range(7),
+)  # fmt: skip
 def test_what_is_no_plan_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_bytes(data)
     with pytest.raises(PlanError, match=r"p\.json: .*no plan"):

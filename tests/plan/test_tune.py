@@ -162,6 +162,14 @@ def test_a_session_never_mixes_stacks(
         tune(keys, device, other, path)
 
 
+def test_a_session_that_cannot_write_ends_before_it_measures(
+    keys: list[ScheduleKey], stack: Stack, device: FakeDevice, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match="no such folder"):
+        tune(keys, device, stack, tmp_path / "nowhere" / "linear.json")
+    assert device.opened == []
+
+
 def test_one_key_that_fails_does_not_hide_the_others(
     keys: list[ScheduleKey], stack: Stack, tmp_path: Path
 ) -> None:

@@ -292,7 +292,7 @@ def parse(data: bytes) -> Plan:
     """The plan in a file's bytes. Errors as `read`."""
     try:
         file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"this is no plan: {error}") from None
     if file.format != FORMAT:
         raise PlanError(
@@ -372,7 +372,7 @@ def _entry(stored: _Entry, contracts: dict[str, str], schedules: list[Schedule])
 
 
 def _schedule(raw: dict[str, Any], kinds: dict[str, type[Schedule]]) -> Schedule:
-    kind = kinds.get(raw.get("kind", ""))
+    kind = kinds.get(str(raw.get("kind", "")))
     if kind is None:
         raise PlanError(f"schedules of kind {raw.get('kind')!r} are not known to this release")
     try:

@@ -73,7 +73,7 @@ def tune(
         tell: called at the beginning of each key and after each bucket.
 
     Raises:
-        PlanError: the file is no plan, or was made on another stack.
+        PlanError: the file is no plan, was made on another stack, or has no folder to be in.
     """
     entries = {entry.key: entry for entry in _earlier(path, stack)}
     todo = missing(keys, path, stack, again=again)
@@ -108,11 +108,13 @@ def missing(
     keys: Iterable[ScheduleKey], path: Path, stack: Stack, *, again: bool = False
 ) -> list[ScheduleKey]:
     """What `tune` with these arguments would measure. Errors as `tune`."""
-    kept = set() if again else {entry.key for entry in _earlier(path, stack)}
-    return [key for key in dict.fromkeys(keys) if key not in kept]
+    kept = {entry.key for entry in _earlier(path, stack)}
+    return [key for key in dict.fromkeys(keys) if again or key not in kept]
 
 
 def _earlier(path: Path, stack: Stack) -> tuple[Entry, ...]:
+    if not path.parent.is_dir():
+        raise PlanError(f"{path}: there is no such folder")
     if not path.exists():
         return ()
     plan = document.read(path)
