@@ -20,8 +20,8 @@ from samebits.reveal.triples import Bools
 _SMALL = 0.375, 0.625
 #: Terms of 1 whose sums are compared, so that each counts once.
 _TOGETHER = 64
-#: Fused operations that are looked at closely.
-_MOST_FUSED = 16
+#: Fused operations that are looked at closely, and pairs of operands of one.
+_MOST_FUSED, _MOST_PAIRS = 16, 1 << 9
 
 #: Leaves and terms: one of each for every sum.
 Small = Sequence[tuple[Integers, float]]
@@ -169,7 +169,11 @@ class PositiveBox:
         """
         ordered, start = tree.spans
         fused = [ordered[start[list(operands)]] for operands in tree.children if len(operands) > 2]
-        if tree.leaves > 2 and not self._alike_everywhere(tree):
+        pairs = [np.stack(np.triu_indices(len(leaves), 1)) for leaves in fused]
+        ends = [leaves[pair[:, :_MOST_PAIRS]] for leaves, pair in zip(fused, pairs, strict=True)]
+        i, j = np.concatenate([np.zeros((2, 0), int), *ends], 1)
+        within = self._seen(i, [(j, 2 * self.small * self.ulp)])
+        if (within != self._moved).any() or (tree.leaves > 2 and not self._alike_everywhere(tree)):
             return "not all of its operations round in the same way: an order is not seen then"
         if self.small != _SMALL[0]:
             return None
