@@ -3,7 +3,9 @@
 Triton 3.6 interprets bf16 dots as integers, rounds conversions differently from the chip, and fails
 on NumPy >= 2.3. Here conversions round once to nearest even, an fma is one, a dot computes the very
 bits of a Hopper tensor core and exp2 those of its special function unit, and a NaN that is computed
-has the chip's pattern: a kernel has the bytes that it has on the chip.
+has the chip's pattern: a kernel has the bytes that it has on the chip. In which order
+terms of a reduction or scan meet is the layout's affair, so kernels may not depend on it: here
+neighbours meet, all at a time, where Triton walks over the elements.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ def install() -> None:
     except ImportError:
         return
     _index_scalars(interpreter)
+    _patch_once(interpreter)
+    _remember_types(interpreter)
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
     builder.create_fma = _create_fma
@@ -40,7 +44,9 @@ def install() -> None:
     for name in _COMPUTING:
         setattr(builder, name, _with_the_chips_nan(getattr(builder, name)))
     reduce = interpreter.ReduceOps
+    reduce.generic_reduce = _reduce
     reduce.apply_impl = _reduce_with_the_chips_nan(reduce.apply_impl)
+    interpreter.ScanOps.generic_scan = _scan
 
 
 def _index_scalars(interpreter: Any) -> None:
@@ -51,6 +57,67 @@ def _index_scalars(interpreter: Any) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).item()))
 
     interpreter._patch_lang_tensor = patch_lang_tensor
+
+
+def _patch_once(interpreter: Any) -> None:
+    """Triton patches its language again whenever a function calls another: once a kernel does."""
+    original, modules = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
+    patched: list[Any] = []
+
+    def patch_lang(fn: Any) -> Any:
+        seen = [m for m in modules if any(x is m for x in fn.__globals__.values())]
+        if patched and all(m in patched for m in seen):
+            return interpreter._LangPatchScope()
+        scope = original(fn)
+        if not patched:  # the kernel itself, which ends by a call of `restore`
+            restore = scope.restore
+            scope.restore = lambda: (patched.clear(), restore())
+        patched.extend(seen)
+        return scope
+
+    interpreter._patch_lang = patch_lang
+
+
+def _remember_types(interpreter: Any) -> None:
+    """Triton makes a table of all types for every value."""
+    original, known = interpreter._get_np_dtype, dict[str, Any]()
+
+    def np_dtype(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = original(dtype.scalar)
+        return known[name]
+
+    interpreter._get_np_dtype = np_dtype
+
+
+def _meet(ops: Any, input: Any, before: list[Any], now: list[Any]) -> list[Any]:
+    """Partial results meet, all of them in one call."""
+    kinds = [x.dtype for x in input]
+    found = ops.combine_fn.fn(*map(ops.to_tensor, [*before, *now], [*kinds, *kinds]))
+    return [x.handle.data for x in (found if isinstance(found, tuple) else (found,))]
+
+
+def _reduce(ops: Any, input: Any) -> list[Any]:
+    shape = list(input[0].handle.data.shape)
+    kept = [1] * len(shape) if ops.axis is None else shape
+    input, axis = ops.unravel(input, ops.axis)
+    kept[axis] = 1
+    total = [np.moveaxis(x.handle.data, axis, 0) for x in input]
+    while len(total[0]) > 1:
+        total = _meet(ops, input, [x[::2] for x in total], [x[1::2] for x in total])
+    total = [x.reshape(kept) if ops.keep_dims else x[0] for x in total]
+    return [ops.to_tensor(x, of.dtype) for x, of in zip(total, input, strict=True)]
+
+
+def _scan(ops: Any, input: Any) -> list[Any]:
+    total, step = [np.moveaxis(x.handle.data, ops.axis, 0) for x in input], 1
+    while step < len(total[0]):
+        met = _meet(ops, input, [np.roll(x, step, 0) for x in total], total)
+        total = [np.concatenate([x[:step], y[step:]]) for x, y in zip(total, met, strict=True)]
+        step *= 2
+    total = [np.moveaxis(x, 0, ops.axis) for x in total]
+    return [ops.to_tensor(x, of.dtype) for x, of in zip(total, input, strict=True)]
 
 
 #: Operations whose NaN the chip makes itself, whatever the operands' NaN. (Selections, signs and

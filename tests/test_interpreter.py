@@ -76,3 +76,33 @@ def test_an_fma_rounds_once() -> None:
     _fma[(1,)](x, y, N=256)
     assert torch.equal(y, (x.double() * x.double() - 1).float())
     assert not torch.equal(y, x * x - 1)
+
+
+@triton.jit
+def _best(key, value, key1, value1):  # type: ignore[no-untyped-def]
+    """The larger key with its value; of equal ones the first."""
+    later = key1 > key
+    return tl.where(later, key1, key), tl.where(later, value1, value)
+
+
+@triton.jit
+def _folded(x, reduced, best, at, scanned, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows, columns = tl.arange(0, R), tl.arange(0, C)
+    where = rows[:, None] * C + columns[None, :]
+    v = tl.load(x + where)
+    column = tl.broadcast_to(columns[None, :], [R, C])
+    key, value = tl.reduce((v, column), 1, _best)
+    tl.store(best + rows, key)
+    tl.store(at + rows, value)
+    tl.store(reduced + columns[None, :], tl.reduce((v, v), 0, _best, keep_dims=True)[0])
+    tl.store(scanned + where, tl.associative_scan((v, v), 1, _best, reverse=True)[0])
+
+
+def test_reductions_and_scans_take_any_function() -> None:
+    x = torch.randint(0, 50, (8, 32), generator=torch.Generator().manual_seed(0)).float()
+    best, reduced, scanned = torch.empty(8), torch.empty(32), torch.empty(8, 32)
+    at = torch.empty(8, dtype=torch.int32)
+    _folded[(1,)](x, reduced, best, at, scanned, R=8, C=32)
+    assert torch.equal(best, x.amax(1)) and torch.equal(reduced, x.amax(0))
+    assert torch.equal(at.long(), (x == x.amax(1, keepdim=True)).int().argmax(1))
+    assert torch.equal(scanned, x.flip(1).cummax(1).values.flip(1))
