@@ -97,16 +97,16 @@ def _write(path: Path, first: int, count: int) -> None:
 def test_many_processes_write_one_file(tmp_path: Path) -> None:
     path, count = tmp_path / "r.sqlite", 120
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(path, 1000 * i, count)) for i in range(4)]
+    writers = [context.Process(target=_write, args=(path, 1000 * i, count)) for i in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(120)
+        writer.join(300)
         assert writer.exitcode == 0
     assert verify(path).whole
     seeds = [r.seed for r in records(path) if isinstance(r, Receipt)]
-    assert len(seeds) == len(set(seeds)) == 4 * count
-    for i in range(4):  # each writer's in its own order
+    assert len(seeds) == len(set(seeds)) == 3 * count
+    for i in range(3):  # each writer's in its own order
         own = [s for s in seeds if s is not None and s // 1000 == i]
         assert own == list(range(1000 * i, 1000 * i + count))
 
