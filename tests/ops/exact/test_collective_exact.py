@@ -116,9 +116,26 @@ def test_stock_is_not_exact(results: dict[int, list[dict[str, torch.Tensor]]]) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("octaves", [0, 3, 60])
-def test_few_terms_against_rows(dtype: torch.dtype, octaves: int) -> None:
-    x = special(spread(5, 4000, dtype=dtype, octaves=octaves, seed=octaves), 1)
-    assert bits.equal(engine.columns(x, dtype)[0], ops.exact.sum(x, 0))
+def test_few_terms_against_rows(dtype: torch.dtype, octaves: int, isa: str) -> None:
+    x = special(spread(5, 4003, dtype=dtype, octaves=octaves, seed=octaves), 1)
+    for terms in (x, x[:2], x[:, 1:]):
+        for out in {dtype, torch.float32}:
+            assert bits.equal(engine.columns(terms, out)[0], ops.exact.sum(terms, 0, dtype=out))
+
+
+def test_few_terms_that_one_rounding_does_not_finish(isa: str) -> None:
+    """Ties that a rounding on the way would make, sums that fp64 does not hold, and overflow."""
+    rows = [
+        [256.0, 256.0, 2.0**127, -(2.0**-133), 2.0**100, 2.0**127],
+        [1.0, 1.0, 2.0**127, 0.0, 2.0**-30, -(2.0**127)],
+        [2.0**-60, -(2.0**-60), 0.0, 0.0, -(2.0**100), -(2.0**-133)],
+    ]
+    x = torch.tensor(rows).bfloat16()
+    y, again = engine.columns(x, torch.bfloat16)
+    want = [258.0, 256.0, torch.inf, -(2.0**-133), 2.0**-30, -(2.0**-133)]
+    assert y.tolist() == want and again >= 2
+    assert bits.equal(y, ops.exact.sum(x, 0))
+    assert engine.columns(torch.zeros(3, 4) * -1.0, torch.float32)[0].signbit().sum() == 0
 
 
 def test_alone() -> None:

@@ -139,33 +139,6 @@ void exact_product_plain(const ExactProduct& p, int threads) {
   });
 }
 
-int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type) {
-  constexpr int64_t kPiece = 4096;
-  std::atomic<int64_t> again{0};
-  parallel_for(div_up(n, kPiece), threads_for(terms * n, 1 << 14), [&](int64_t piece) {
-    double sum[kPiece], lost[kPiece];
-    const int64_t first = piece * kPiece, count = n - first < kPiece ? n - first : kPiece;
-    for (int64_t i = 0; i < count; ++i) sum[i] = lost[i] = 0;
-    for (int64_t t = 0; t < terms; ++t)
-      for (int64_t i = 0; i < count; ++i) {
-        const double d = element(in_type, x, t * stride + first + i), s = sum[i] + d, v = s - sum[i];
-        lost[i] += std::fabs((sum[i] - (s - v)) + (d - v));  // Knuth's TwoSum: exact
-        sum[i] = s;
-      }
-    for (int64_t i = 0; i < count; ++i) {
-      float result;
-      if (!certain(sum[i], lost[i], out_type, result)) {
-        FixedSum fixed;
-        for (int64_t t = 0; t < terms; ++t) fixed.add_value(element(in_type, x, t * stride + first + i));
-        result = fixed.value(out_type);
-        ++again;
-      }
-      put(out_type, out, first + i, result);
-    }
-  });
-  return again;
-}
-
 void exact_join(const double* y, const double* e, int64_t parts, int64_t n, void* out, DType out_type, uint8_t* open) {
   constexpr int64_t kPiece = 4096;
   parallel_for(div_up(n, kPiece), threads_for(parts * n, 1 << 14), [&](int64_t piece) {
@@ -250,13 +223,6 @@ void bind_exact(nb::module_& m) {
     exact_value(ptr<const int64_t>(limbs), ptr<const float>(term), count, ptr<void>(out), static_cast<DType>(out_dtype));
   });
   m.attr("EXACT_LIMBS") = FixedSum::kLimbs;
-  m.def("exact_columns", [](uintptr_t x, int64_t terms, int64_t stride, int64_t n, uintptr_t out, int dtype,
-                            int out_dtype) {
-    need_memory(terms * n, {x});
-    nb::gil_scoped_release release;
-    return exact_columns(ptr<void>(x), terms, stride, n, ptr<void>(out), static_cast<DType>(dtype),
-                         static_cast<DType>(out_dtype));
-  });
 }
 
 }  // namespace samebits

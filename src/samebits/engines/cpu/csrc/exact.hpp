@@ -1,4 +1,4 @@
-// Exact products, and sums of few terms: the correctly rounded value of the exact sum, in any order of work.
+// Exact products: the correctly rounded value of the exact sum, in any order of work.
 #pragma once
 #include <cstdint>
 
@@ -24,9 +24,6 @@ int64_t exact_product(const ExactProduct& p);
 
 /// The same with every result summed without rounding: slow, and simple enough to be believed.
 void exact_product_plain(const ExactProduct& p, int threads);
-
-/// out[i] = R(sum_t x[t * stride + i]), t < terms. Returns as exact_product.
-int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type, DType out_type);
 
 /// Joins parts of sums: out[i] = R(sum_p y[p * n + i]), each part within e[p * n + i] of the exact one. Where that does
 /// not decide the rounding open[i] is 1 and out[i] is not final, else 0.

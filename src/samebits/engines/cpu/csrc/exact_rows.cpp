@@ -25,7 +25,8 @@ struct Shares {
   Shares(int64_t rows, int64_t n, int64_t work_of_a_thread) {
     threads = threads_for(rows * n, work_of_a_thread);
     length = rows < 2 * threads ? kSmallSegment : kSegment;
-    segments = threads > 1 && rows < 2 * threads && n > length ? div_up(n, length) : n > kSegment ? div_up(n, length) : 1;
+    segments = n > kSegment || (threads > 1 && rows < 2 * threads) ? div_up(n, length) : 1;
+    if (segments < 1) segments = 1;
     if (segments == 1) length = n;
     group = segments > 1 || rows < 4 * threads ? 1 : div_up(rows, 16 * threads);
   }
@@ -201,6 +202,31 @@ void exact_softmax(ExactSoftmax kind, const void* x, int64_t rows, int64_t row, 
   }
 }
 
+int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type,
+                      DType out_type) {
+  constexpr int64_t kPiece = 4096;
+  std::atomic<int64_t> again{0};
+  parallel_for(div_up(n, kPiece), threads_for(terms * n, 1 << 15), [&](int64_t piece) {
+    uint8_t open[kPiece];
+    const int64_t first = piece * kPiece, count = n - first < kPiece ? n - first : kPiece;
+    exact_row_kernels().columns(in_type, advance(x, in_type, first), terms, stride, count, out_type,
+                                advance(out, out_type, first), open);
+    for (int64_t i = 0; i < count; ++i) {
+      if (!open[i]) continue;
+      FixedSum fixed;
+      double special = 0;
+      for (int64_t t = 0; t < terms; ++t) {
+        const float v = element(in_type, x, t * stride + first + i);
+        special += v;
+        if (std::isfinite(v)) fixed.add_value(v);
+      }
+      put(out_type, out, first + i, std::isfinite(special) ? fixed.value(out_type) : static_cast<float>(special));
+      ++again;
+    }
+  });
+  return again;
+}
+
 void bind_exact_rows(nb::module_& m) {
   m.def("exact_rows", [](uintptr_t x, int64_t rows, int64_t row, int64_t n, int value, uintptr_t out, int dtype,
                          int out_dtype) {
@@ -223,6 +249,13 @@ void bind_exact_rows(nb::module_& m) {
     nb::gil_scoped_release release;
     exact_softmax(static_cast<ExactSoftmax>(kind), ptr<void>(x), rows, row, n, ptr<void>(out),
                   static_cast<DType>(dtype), static_cast<DType>(out_dtype));
+  });
+  m.def("exact_columns", [](uintptr_t x, int64_t terms, int64_t stride, int64_t n, uintptr_t out, int dtype,
+                            int out_dtype) {
+    need_memory(terms * n, {x});
+    nb::gil_scoped_release release;
+    return exact_columns(ptr<void>(x), terms, stride, n, ptr<void>(out), static_cast<DType>(dtype),
+                         static_cast<DType>(out_dtype));
   });
 }
 

@@ -1,4 +1,4 @@
-// Rows with exact sums: what a row adds up to, norms and softmaxes.
+// Rows with exact sums: what a row adds up to, norms and softmaxes; and sums of a few rows.
 #pragma once
 #include <cstdint>
 
@@ -34,5 +34,9 @@ void exact_norm(const void* x, int64_t rows, int64_t row, int64_t n, const void*
 /// Rows of out contiguous, or one number a row.
 void exact_softmax(ExactSoftmax kind, const void* x, int64_t rows, int64_t row, int64_t n, void* out, DType in_type,
                    DType out_type);
+
+/// out[i] = R(sum_t x[t * stride + i]), t < terms: for few terms. Returns as exact_rows.
+int64_t exact_columns(const void* x, int64_t terms, int64_t stride, int64_t n, void* out, DType in_type,
+                      DType out_type);
 
 }  // namespace samebits

@@ -1,7 +1,7 @@
 // Sixteen fp64 lanes, for functions whose argument reduction or cancellation needs more than fp32.
 //
 //   widen(F16) exact; narrow(D16) rounds to nearest even, subnormal results included
-//   add sub mul div sqrt fma   IEEE 754 binary64, round to nearest even
+//   add sub mul div sqrt fma abs  IEEE 754 binary64, round to nearest even
 //   round_d(v)                 nearest integer, ties to even
 //   pow2_d(n)                  2^n for -1022 <= n <= 1023
 //   fold_any(D16)              the sum of the lanes, for results that no order can change
@@ -22,6 +22,7 @@ using Part = __m512d;
 static inline Part part_round(Part a) { return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline Part part_set1(double x) { return _mm512_set1_pd(x); }
 static inline void part_store(double* p, Part a) { _mm512_storeu_pd(p, a); }
+static inline Part part_abs(Part a) { return _mm512_abs_pd(a); }
 static inline Part part_pow2(__m256i n) {
   return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_add_epi64(_mm512_cvtepi32_epi64(n), _mm512_set1_epi64(1023)), 52));
 }
@@ -32,6 +33,7 @@ using Part = __m256d;
 static inline Part part_round(Part a) { return _mm256_round_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline Part part_set1(double x) { return _mm256_set1_pd(x); }
 static inline void part_store(double* p, Part a) { _mm256_storeu_pd(p, a); }
+static inline Part part_abs(Part a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
 static inline Part part_pow2(__m128i n) {
   return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_add_epi64(_mm256_cvtepi32_epi64(n), _mm256_set1_epi64x(1023)), 52));
 }
@@ -41,6 +43,7 @@ using Part = float64x2_t;
 static inline Part part_round(Part a) { return vrndnq_f64(a); }
 static inline Part part_set1(double x) { return vdupq_n_f64(x); }
 static inline void part_store(double* p, Part a) { vst1q_f64(p, a); }
+static inline Part part_abs(Part a) { return vabsq_f64(a); }
 static inline Part part_add(Part a, Part b) { return vaddq_f64(a, b); }
 static inline Part part_sub(Part a, Part b) { return vsubq_f64(a, b); }
 static inline Part part_mul(Part a, Part b) { return vmulq_f64(a, b); }
@@ -54,6 +57,7 @@ using Part = double;
 static inline Part part_round(Part a) { return ::rint(a); }
 static inline Part part_set1(double x) { return x; }
 static inline void part_store(double* p, Part a) { *p = a; }
+static inline Part part_abs(Part a) { return ::fabs(a); }
 static inline Part part_add(Part a, Part b) { return a + b; }
 static inline Part part_sub(Part a, Part b) { return a - b; }
 static inline Part part_mul(Part a, Part b) { return a * b; }
@@ -74,6 +78,7 @@ static inline D16 div(D16 a, D16 b) { D16 r; SB_EACH r.v[i] = SB_PART(div)(a.v[i
 static inline D16 sqrt(D16 a) { D16 r; SB_EACH r.v[i] = SB_PART(sqrt)(a.v[i]); return r; }
 static inline D16 fma(D16 a, D16 b, D16 c) { D16 r; SB_EACH r.v[i] = SB_PART(fmadd)(a.v[i], b.v[i], c.v[i]); return r; }
 static inline D16 round_d(D16 a) { D16 r; SB_EACH r.v[i] = part_round(a.v[i]); return r; }
+static inline D16 abs(D16 a) { D16 r; SB_EACH r.v[i] = part_abs(a.v[i]); return r; }
 static inline double fold_any(D16 a) {
   for (int parts = kParts / 2; parts >= 1; parts /= 2)
     for (int i = 0; i < parts; ++i) a.v[i] = SB_PART(add)(a.v[i], a.v[i + parts]);

@@ -122,7 +122,7 @@ BoundedSum sum_typed(const T* x, int64_t n) {
   return {fold_any(total), error + static_cast<double>(depth) * kRound64 * magnitude};
 }
 
-/// The sum of squares of what `take` makes of 16 elements; rest: of the last ones.
+/// The sum of squares of what `take` gives: the elements from i on, 16 or the last ones.
 template <class F>
 BoundedSum sum_of_squares(int64_t n, const F& take) {
   D16 total[2] = {set1_d(0), set1_d(0)};
@@ -143,7 +143,8 @@ BoundedSum sum_of_squares(int64_t n, const F& take) {
 template <class T>
 BoundedSum squares_typed(const T* x, int64_t n, float u) {
   const F16 mean = set1(u);
-  if (u == 0) return sum_of_squares(n, [&](int64_t i, int count) { return count == 16 ? load(x + i) : load_part(x + i, count); });
+  if (u == 0)
+    return sum_of_squares(n, [&](int64_t i, int count) { return count == 16 ? load(x + i) : load_part(x + i, count); });
   return sum_of_squares(n, [&](int64_t i, int count) {
     if (count == 16) return sub(load(x + i), mean);
     return select(m_first(count), sub(load_part(x + i, count), mean), zero());
@@ -232,6 +233,27 @@ WideSum wide_typed(const T* x, int64_t n, bool squares) {
   return {sum, squares ? sum : fold_any(sizes), least, n / kBlock + kBlock / 16 + 20};
 }
 
+template <class T, class O>
+void columns_typed(const T* x, int64_t terms, int64_t stride, int64_t n, O* out, uint8_t* open) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const int count = n - i < 16 ? static_cast<int>(n - i) : 16;
+    D16 sum = set1_d(0), lost = set1_d(0);
+    for (int64_t t = 0; t < terms; ++t) {
+      const T* at = x + t * stride + i;
+      const D16 d = widen(count == 16 ? load(at) : load_part(at, count)), s = add(sum, d), v = sub(s, sum);
+      lost = add(lost, abs(add(sub(sum, sub(s, v)), sub(d, v))));  // Knuth's TwoSum: exact
+      sum = s;
+    }
+    const F16 y = narrow(sum);
+    // fp32 is rounded again on its way to 16 bits. All terms are multiples of 2^-149, so nothing here underflows.
+    if (sizeof(O) == 2) lost = add(lost, abs(sub(sum, widen(y))));
+    if (count == 16) store(out + i, y);
+    else store_part(out + i, y, count);
+    const uint32_t closed = m_bits(eq(narrow(lost), zero()));
+    for (int l = 0; l < count; ++l) open[i + l] = ~closed >> l & 1;
+  }
+}
+
 /// Calls f with a null pointer of the type that a dtype names.
 template <class F>
 auto typed(DType type, const F& f) {
@@ -272,11 +294,18 @@ WideSum wide(DType type, const void* x, int64_t n, bool squares) {
   return typed(type, [&](auto t) { return wide_typed(as(t, x), n, squares); });
 }
 
+void columns(DType type, const void* x, int64_t terms, int64_t stride, int64_t n, DType to, void* out, uint8_t* open) {
+  typed(type, [&](auto t) {
+    typed(to, [&](auto o) { columns_typed(as(t, x), terms, stride, n, as(o, out), open); });
+  });
+}
+
 }  // namespace
 
 const ExactRowKernels& exact_row_kernels();
 const ExactRowKernels& exact_row_kernels() {
-  static const ExactRowKernels table{sum, squares, normalise, largest, exponentials, quotients, shifted, log1, wide};
+  static const ExactRowKernels table{sum,       squares, normalise, largest, exponentials,
+                                     quotients, shifted, log1,      wide,    columns};
   return table;
 }
 

@@ -37,6 +37,9 @@ struct ExactRowKernels {
   float (*log)(float x);
   /// The sum of a row (or of its squares) in fp64, which is exact where the terms allow it.
   WideSum (*wide)(DType, const void* x, int64_t n, bool squares);
+  /// out[i] = the sum of x[t * stride + i], t < terms, where fp64 holds it and one rounding makes `to` of it; elsewhere
+  /// open[i] is 1, else 0.
+  void (*columns)(DType, const void* x, int64_t terms, int64_t stride, int64_t n, DType to, void* out, uint8_t* open);
 };
 
 }  // namespace samebits
