@@ -174,3 +174,18 @@ def test_commands(tmp_path: Path) -> None:
     assert '"verdict": "defect"' in run.invoke(app, ["compare", str(a), str(b), "--json"]).output
     nothing = run.invoke(app, ["compare", str(a), str(tmp_path / "none.json")])
     assert nothing.exit_code == 2
+
+
+def test_exact_contracts_are_recorded_and_evaluated(own: Record) -> None:
+    found = machines.record("cpu", "exact")
+    assert all("exact" in e.contract and not e.refused for e in found.entries)
+    against = machines.compare(found, own)
+    assert against.count("defect") == 0 and against.count("explained") > 10
+    kind, why = verdict(found, own, LINEAR)
+    assert kind == "explained" and "each has its own bits" in why
+    right = entry(found, LINEAR)
+    broken = changed(
+        found, LINEAR, digest="7" * 64, sample=(right.sample[0] ^ 1, *right.sample[1:])
+    )
+    kind, why = verdict(found, broken, LINEAR)
+    assert kind == "defect" and "outside what any order of additions gives (1 of" in why

@@ -18,6 +18,8 @@ from samebits import bits
 from samebits.check.machines.cases import DTYPES, Case, cases
 from samebits.check.machines.record import Entry, Record
 from samebits.contract import Contract, parse
+from samebits.contract.exact.contract import ExactContract
+from samebits.contract.intervals.interval import Interval
 from samebits.errors import ContractError, SettingError
 
 Verdict = Literal["equal", "explained", "defect", "missing"]
@@ -127,7 +129,7 @@ def _different(a: Entry, b: Entry, case: Case, contracts: tuple[Contract, Contra
     x, y = _values(a, case), _values(b, case)
     apart = np.abs(x - y)
     worst = int(np.nanargmax(np.where(np.isfinite(apart), apart, -1)))
-    widths = sum(case.interval(c, "contract").width.flatten()[worst] for c in contracts)
+    widths = sum(_interval(case, c, "contract").width.flatten()[worst] for c in contracts)
     distance = float(apart[worst]), float(widths)
     if wrong:
         return Line(a.name, "defect", "; ".join(wrong), *distance)
@@ -146,13 +148,23 @@ def _problem(entry: Entry, case: Case, contract: Contract) -> str:
     departs = np.flatnonzero(expected != found)
     if not len(departs):
         return ""
-    within = case.interval(contract, "any")
+    within = _interval(case, contract, "any")
     values = _values(entry, case).reshape(within.first.shape)
     inside = (within.low <= values) & (values <= within.high)
     outside = departs[~inside.flatten()[departs]]
     if len(outside):
         return f"is outside what any order of additions gives ({len(outside)} of {len(found)})"
     return f"does not have its contract's bits ({len(departs)} of {len(found)} sampled)"
+
+
+def _interval(case: Case, contract: Contract, order: str) -> Interval:
+    """Between which numbers results lie: sums that are exact have one value in every order."""
+    if not isinstance(contract, ExactContract):
+        return case.interval(contract, order)
+    right = case.evaluated(contract)
+    assert isinstance(right, torch.Tensor)
+    value = right.double().numpy()
+    return Interval(value, value, value, value)
 
 
 def _words(entry: Entry, case: Case) -> np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]:

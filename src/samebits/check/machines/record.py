@@ -12,7 +12,6 @@ import torch
 from samebits import bits
 from samebits.check.environment import environment
 from samebits.check.machines.cases import Case, cases
-from samebits.contract import PORTABLE
 from samebits.engines import family
 from samebits.engines.triton import device_class
 from samebits.errors import ContractError, DeviceError, DTypeError, SettingError, UncoveredError
@@ -48,7 +47,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         format: `FORMAT`.
         device_class: "cpu", or e.g. "sm_90".
-        family: of the contracts, "device" or "portable".
+        family: of the contracts, "device", "portable" or "exact".
         environment: versions, processor or GPU.
         entries: the cases, in their order.
     """
@@ -93,7 +92,7 @@ def record(
         for i, case in enumerate(wanted):
             if progress is not None:
                 progress(case.name, i, len(wanted))
-            entries.append(_entry(case, place, PORTABLE if contract == "portable" else own))
+            entries.append(_entry(case, place, own if contract == "device" else contract))
     return Record(
         format=FORMAT, device_class=own, family=contract,
         environment={k: str(v) for k, v in environment(place).items()},

@@ -64,6 +64,7 @@ bool split_sum(const T* x, int64_t pieces, float s, D16& total) {
   for (int64_t p = 0; p < pieces; ++p, x += kPiece) {
     const Two v[2] = {load_two(x), load_two(x + 32)};
     const F16 term[kChains] = {v[0].a, v[0].b, v[1].a, v[1].b};
+#pragma GCC unroll 4
     for (int c = 0; c < kChains; ++c) {
       const F16 sum = add(high[c], term[c]);
       low[c] = fma(add(fma(sum, minus, high[c]), term[c]), one, low[c]);
@@ -74,7 +75,8 @@ bool split_sum(const T* x, int64_t pieces, float s, D16& total) {
   const M16 left = lt_i(set1_i(0), and_i(seen, set1_i(0x7f800000)));
   if (m_bits(m_or(left, lt_i(seen, set1_i(0))))) return false;
   // Multiples of S's unit, at most 2^22 of them each: their sums are exact in fp32.
-  for (F16& h : high) h = sub(h, begin);
+#pragma GCC unroll 4
+  for (int c = 0; c < kChains; ++c) high[c] = sub(high[c], begin);
   total = add(total, widen(add(add(high[0], high[1]), add(high[2], high[3]))));
   total = add(total, widen(add(add(low[0], low[1]), add(low[2], low[3]))));
   return true;
