@@ -202,6 +202,17 @@ def test_a_matrix_of_results_is_refused() -> None:
         reveal(lambda x: x, k=8, m=4)
 
 
+@pytest.mark.parametrize("op", ["cumsum", "norm"])
+def test_one_row_may_have_any_stride(op: str) -> None:
+    def last(x: Tensor) -> Tensor:
+        terms = x if op == "cumsum" else x.square()
+        return torch.from_numpy(np.add.accumulate(terms.numpy(), axis=-1))[..., -1]
+
+    found = reveal(last, op=op, k=40, m=1)
+    assert found.tree == RevealedTree.from_contract(parse_tree("chain"), 40)
+    assert reveal("cumsum", k=40, m=1).tree == found.tree
+
+
 def test_results_may_lie_in_the_same_memory_every_time() -> None:
     kept = torch.zeros(1, dtype=torch.float64)
 

@@ -15,7 +15,7 @@ from samebits.contract import devices
 from samebits.contract.arithmetic import BlockFma
 from samebits.errors import RevealError
 from samebits.reveal.arithmetic import Finding, findings
-from samebits.reveal.operand import Operand, SignedBox, called, checksum, same_bits
+from samebits.reveal.operand import Operand, SignedBox, called, checksum, octets, same_bits
 from samebits.reveal.operations import Request, operand_of
 from samebits.reveal.oracle import Oracle, PositiveOracle, SignedOracle
 from samebits.reveal.positive import PositiveBox
@@ -284,7 +284,7 @@ def alike(
     if column is not None and not 0 <= column < operand.slots:
         what = "rows" if operand.rowwise else "columns"
         raise RevealError(f"{operand.name} has {operand.slots} {what}: there is no {column}")
-    words = result.contiguous().view(torch.uint8).reshape(*result.shape, -1).cpu().numpy()
+    words = octets(result).cpu().numpy()
     columns = np.arange(operand.slots)
     if operand.slots > 1:
         found = []
@@ -293,7 +293,7 @@ def alike(
             tiled.copy_(line.expand_as(tiled))
             found.append(called(operand, (tiled,))[row].clone())
         one = torch.stack(found, 1)
-        bits = one.view(torch.uint8).reshape(len(one), -1).cpu().numpy()
+        bits = octets(one).reshape(len(one), -1).cpu().numpy()
         _, first, which, count = np.unique(
             bits, axis=0, return_index=True, return_inverse=True, return_counts=True
         )

@@ -356,6 +356,14 @@ def called(operand: Operand, addends: tuple[Tensor, ...], *, axes: int = 2) -> T
     return result.clone(memory_format=torch.contiguous_format) if 0 in result.stride() else result
 
 
+def octets(x: Tensor) -> Tensor:
+    """The bytes of every element: x's shape and one axis more.
+
+    The new axis is what allows the view: an axis of one element may have any stride.
+    """
+    return x.contiguous().unsqueeze(-1).view(torch.uint8)
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same bits."""
     words = _WORDS[a.element_size()]

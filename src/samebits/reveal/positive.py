@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samebits.errors import RevealError
-from samebits.reveal.operand import SIGNIFICANT, Operand, called, checksum, same_bits
+from samebits.reveal.operand import SIGNIFICANT, Operand, called, checksum, octets, same_bits
 from samebits.reveal.tree import Integers, RevealedTree
 from samebits.reveal.triples import Bools
 
@@ -106,7 +106,7 @@ class PositiveBox:
         shape = self.operand.slots, n
         one = torch.tensor(line, dtype=torch.float64).to(self.operand.dtype)
         result = self._call(one.to(self.operand.device).expand(shape).contiguous())[0]
-        words = result.contiguous().view(torch.uint8).reshape(shape[0], -1)
+        words = octets(result).reshape(shape[0], -1)
         return np.flatnonzero((words == words[self.row]).all(1).cpu().numpy())
 
     def _once(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from samebits import bits
 from samebits.check.cause.capture import copied
 from samebits.check.cause.factors import classes
 from samebits.check.cause.marks import hashes
+from samebits.check.cause.precision import _bounded
 from samebits.check.cause.products import Product, _tf32
 from samebits.check.cause.settings import settings_now
 from samebits.check.tape import Window
@@ -108,6 +111,29 @@ def test_a_lost_term_is_beyond_the_bound() -> None:
     y = X @ W.mT
     y[3, 4] = float("nan")
     assert product(y, torch.float32).of_bound() == float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["index_put", "index_add", "scatter_add"])
+def test_scattered_sums_stay_within_the_bound_of_their_own_terms(
+    name: str, dtype: torch.dtype
+) -> None:
+    """16 sums of some 60 terms each, rounded to their type one by one."""
+    func = getattr(torch.ops.aten, name).default
+    index, terms = torch.arange(1000) * 7 % 16, X.flatten()[:1000].to(dtype)
+
+    def call(i: torch.Tensor, x: torch.Tensor) -> SimpleNamespace:
+        y = torch.zeros(16, dtype=dtype)
+        args = (y, [i], x, True) if name == "index_put" else (y, 0, i, x)
+        return SimpleNamespace(
+            func=func, args=args, kwargs={}, operands=[y, i, x], output=[func(*args)]
+        )
+
+    exact, bound = _bounded(call(index, terms))
+    for i, x in ((index, terms), (index.flip(0), terms.flip(0))):
+        assert ((call(i, x).output[0] - exact).abs() <= bound).all()
+    if dtype is torch.float32:
+        assert ((call(index[16:], terms[16:]).output[0] - exact).abs() > bound).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -19,7 +19,8 @@ from samebits.check.cause.products import OUTPUT, UNIT, sample
 from samebits.mode.coverage import moves_data
 
 _PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1), "convolution": (0, 1)}
-_SUMS = {"sum", "mean", "cumsum", "nansum", "index_add", "scatter_add"}
+_SUMS = {"sum", "mean", "cumsum", "nansum"}
+_SCATTERED = {"index_add", "scatter_add", "index_put", "_index_put_impl", "put"}
 _RELATIVE = {
     "_softmax", "_log_softmax", "native_layer_norm", "_fused_rms_norm", "rms_norm", "logsumexp",
     "native_group_norm", "var", "std", "native_batch_norm",
@@ -77,8 +78,9 @@ def _shares(op: Operation) -> tuple[torch.Tensor, float]:
 def _bounded(op: Operation) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact result, and for each element the largest error that rounding can cause.
 
-    Products and sums: gamma_n sum |terms|. Attention: see `_attention`. Rows of softmaxes and
-    norms: a few roundings for each term of a row. Single elements: a few roundings.
+    Products and sums: gamma_n sum |terms|. Scattered sums: see `_scattered`. Attention: see
+    `_attention`. Rows of softmaxes and norms: a few roundings for each term of a row. Single
+    elements: a few roundings.
 
     Raises:
         ValueError: of no such operation; nothing is known of its errors.
@@ -91,6 +93,8 @@ def _bounded(op: Operation) -> tuple[torch.Tensor, torch.Tensor]:
     floats = [t for t in op.operands if t.dtype in OUTPUT]
     exact = _exact_attention(op) if "attention" in name else _in_binary64(op)
     last = OUTPUT[output.dtype] * exact.abs() + torch.finfo(output.dtype).tiny
+    if name in _SCATTERED:
+        return exact, _scattered(op) + last
     if name in _PRODUCTS or name in _SUMS:
         size = _in_binary64(op, torch.abs).abs()
         if name in _SUMS:
@@ -128,6 +132,20 @@ def _in_binary64(
     with torch.no_grad():
         results: list[torch.Tensor] = tree_leaves(op.func(*args, **kwargs))
     return results[0]
+
+
+def _scattered(op: Operation) -> torch.Tensor:
+    """Gamma_n sum |terms| with each element's own n; every addition may round to the result's type.
+
+    Raises:
+        ValueError: the terms are scaled first.
+    """
+    if op.kwargs.get("alpha", 1) != 1:
+        raise ValueError(f"{op.func} scales its terms")
+    terms = _in_binary64(op, torch.ones_like)  # ones add up to their number
+    unit = max(UNIT, OUTPUT[op.output[0].dtype])
+    bound: torch.Tensor = (terms + 2) * unit * _in_binary64(op, torch.abs)
+    return bound
 
 
 def _exact_attention(op: Operation) -> torch.Tensor:
