@@ -70,6 +70,39 @@ def test_a_tree_that_only_probes_have_is_refused() -> None:
         reveal(two, k=100, m=16)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp64"])
+def test_such_a_tree_is_refused_in_any_precision(dtype: str) -> None:
+    def two(x: Tensor) -> Tensor:
+        """One after another where there are masks, and by halves where there are none."""
+        if x.abs().max() >= 2**14:
+            total = x[0]
+            for addend in x[1:]:
+                total = total + addend
+            return total
+        while len(x) > 1:
+            x = x[::2] + x[1::2]
+        return x[0]
+
+    with pytest.raises(RevealError, match=rf"{dtype} additions .* depends on the values"):
+        reveal(two, k=16, dtype=dtype)
+    with pytest.raises(RevealError, match="depends on the values"):
+        reveal(lambda x: two(x) / 16, k=16)
+    with pytest.raises(RevealError, match=r"fp64 additions .* depends on the values"):
+        reveal(lambda x: two(x.double()).float(), k=16)
+
+
+def test_autocast_is_no_order_of_values() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        found = reveal("linear", m=4, n=32, k=64)
+    assert found.explained is False
+
+
+def test_a_default_device_and_a_single_column_are_no_obstacle() -> None:
+    with torch.device("meta"):
+        assert reveal("conv2d", m=4, k=18).explained
+        assert reveal("softmax", m=4, k=18).tree.leaves == 18
+
+
 @pytest.mark.parametrize(
     ("of", "reason"),
     [

@@ -96,18 +96,20 @@ def _judged(name: str, sums: Sums, switched: Pair | None) -> Noise:
     finite = all_a[np.isfinite(all_a)]
     scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
     scale = scale or 1.0
-    predicted = np.concatenate([(x - y).reshape(-1) for x, y in pairwise(orders)])
+    with np.errstate(invalid="ignore"):  # where orders overflow
+        predicted = np.concatenate([(x - y).reshape(-1) for x, y in pairwise(orders)])
+        stock = all_a - all_b
     ours = None
     if switched is not None:
         ours = histogram((switched[0].double() - switched[1].double()).numpy(), scale)
     with np.errstate(invalid="ignore"):
         reach = np.median(interval.last - interval.first) / scale
-        observed, usual = np.abs(all_a - all_b), np.abs(predicted)
-    largest = float(np.nanmax(observed, initial=0))
+    observed, usual = (np.abs(d[np.isfinite(d)]) for d in (stock, predicted))
+    largest = float(observed.max(initial=0))
     # Rounding to the output can hide what orders do; one of its units is no surprise.
     unit = torch.finfo(sums.whole[0].dtype).eps * float(np.abs(finite).max(initial=0))
-    between = max(float(np.nanmax(usual, initial=0)), unit)
-    times = largest / between if between else math.inf
+    between = max(float(usual.max(initial=0)), unit)
+    times = largest / between if between else math.inf if largest else 0.0
     return Noise(
         op=name,
         verdict="defect" if outside else "suspect" if times > _SUSPECT else "reordering",
@@ -116,7 +118,7 @@ def _judged(name: str, sums: Sums, switched: Pair | None) -> Noise:
         times=times,
         reach=float(reach) if np.isfinite(reach) else math.inf,
         predicted=histogram(predicted, scale),
-        stock=histogram(all_a - all_b, scale),
+        stock=histogram(stock, scale),
         switched=ours,
     )
 

@@ -177,7 +177,7 @@ def _partials(tree: RevealedTree, lab: Laboratory, bits: int) -> list[Finding]:
     said = {7: "bf16", 10: "fp16 or tf32", 23: "fp32"}.get(kept, f"{kept + 1} bits")
     return [
         Finding(
-            "partial results", f"narrowed to {said}",
+            "partial results", f"{'narrowed to' if kept < bits else 'wider:'} {said}",
             f"beside 1, 2^-{kept} reaches the root and 2^-{kept + 1} does not",
         )
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from samebits.reveal.operations import Request, operand_of
 from samebits.reveal.oracle import Oracle, PositiveOracle, SignedOracle
 from samebits.reveal.positive import PositiveBox
 from samebits.reveal.probe import reconstruct
-from samebits.reveal.replay import replay
+from samebits.reveal.replay import ADDITIONS, NAMES, replay
 from samebits.reveal.tree import Integers, RevealedTree
 from samebits.reveal.values import ordered, unlike
 
 #: Exponents of random addends, up and down.
 _SPREAD = {torch.float64: 6, torch.float32: 6, torch.bfloat16: 14, torch.float16: 8}
+#: The same where fp64 has to round sums of fp32 or bf16.
+_WIDE = 30
 #: Rows of random addends whose sums are compared.
 _SAMPLES = 32
 #: Addends of a sum whose order may not show in one sum of random data; and how many then do.
@@ -192,7 +195,7 @@ def reveal_request(
                     break
                 before = box.asked
                 again = unlike(tree, box, seed)
-                why = again or ordered(tree, box, explained, seed)
+                why = again or ordered(tree, box, explained, measured, seed)
                 checked += box.asked - before
                 if why is None:
                     break
@@ -226,14 +229,16 @@ def _others(shown: Integers, slots: int, what: str) -> list[str]:
 # ---- random data --------------------------------------------------------------------------------
 
 
-def noise(operand: Operand, sums: int, seed: int) -> Tensor:
+def noise(operand: Operand, sums: int, seed: int, spread: int | None = None) -> Tensor:
     """Addends [sums, leaves] whose exact sums are 0: what comes out is rounding, which shows order.
 
     Exponents are spread so far that fp32 rounds sums of so narrow values (in fp8 there is no room
     for it); an addend and its negative are at random places, the last of an odd number is 0.
     """
     rng = np.random.default_rng(seed)
-    spread = _SPREAD.get(operand.values or operand.dtype, 2)
+    kept = operand.values or operand.dtype
+    if spread is None or kept not in (torch.float32, torch.bfloat16):
+        spread = _SPREAD.get(kept, 2)
     half = operand.leaves // 2
     values = rng.standard_normal((sums, half)) * 2.0 ** rng.integers(
         -spread, spread + 1, (sums, half)
@@ -241,7 +246,6 @@ def noise(operand: Operand, sums: int, seed: int) -> Tensor:
     both = np.zeros((sums, operand.leaves))
     order = rng.permuted(np.tile(np.arange(operand.leaves), (sums, 1)), axis=1)
     rows = np.arange(sums)[:, None]
-    kept = operand.values or operand.dtype
     exact = torch.from_numpy(values).to(kept).to(torch.float64).numpy()
     both[rows, order[:, :half]] = exact
     both[rows, order[:, half : 2 * half]] = -exact
@@ -318,12 +322,18 @@ def explain(
 ) -> tuple[bool | None, str]:
     """Whether the tree, computed in a known arithmetic, has the bits of random data; and a note."""
     operand = box.operand
-    if not operand.sums or box.scale != 1 or operand.dtype == torch.float64:
+    if not operand.sums:
         return None, ""
-    bits = next((f.value for f in measured if f.name == "significant bits"), "24")
-    if tree.block == 1 and not bits.startswith("24"):
-        return None, f"sums have {bits} significant bits, so fp32 additions do not explain its bits"
-    addends = noise(operand, max(_FEW, min(_SAMPLES, len(box.columns))), seed + 1)
+    averaged = request.op == "pv" or box.results_in == torch.float16
+    if box.scale != 1 and (averaged or math.frexp(box.scale)[0] != 0.5):
+        return None, "results are rounded once more than sums, so random data was not compared"
+    said = next((f.value for f in measured if f.name == "significant bits"), "24")
+    bits = int(said.split()[0])
+    if tree.block == 1 and bits not in ADDITIONS:
+        return None, f"sums have {said} significant bits: no known additions explain its bits"
+    bits = bits if tree.block == 1 else 24
+    sums = max(_FEW, min(_SAMPLES, len(box.columns)))
+    addends = noise(operand, sums, seed + 1, _WIDE if bits > 24 else None)
     result = torch.cat([box.results(part) for part in torch.split(addends, len(box.columns))])
     known: list[BlockFma | None] = [None]
     if tree.block > 1:
@@ -336,13 +346,14 @@ def explain(
     if not result.any():
         return None, "sums of random data are exact here, so they do not show an order"
     for arithmetic in known:
-        expected = replay(tree, addends.float().numpy(), arithmetic)
+        given = addends.to(torch.float64 if bits > 24 else torch.float32).numpy()
+        expected = replay(tree, given, arithmetic, bits) * given.dtype.type(box.scale)
         if same_bits(torch.from_numpy(expected).to(result.dtype), result):
-            what = "fp32 additions" if arithmetic is None else str(arithmetic).split("(")[0]
+            what = f"{NAMES[bits]} additions" if arithmetic is None else arithmetic.name
             return True, f"this tree of {what} gives the bits of random data"
     if tree.block > 1:
         return None, "the arithmetic of its fused blocks is none that is known here"
     return False, (
-        "this tree of fp32 additions does not give the bits of random data: the arithmetic is "
-        "another one, or the order depends on the values"
+        f"this tree of {NAMES[bits]} additions does not give the bits of random data: the "
+        "arithmetic is another one, or the order depends on the values"
     )

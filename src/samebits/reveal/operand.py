@@ -246,7 +246,8 @@ class SignedBox:
         full = self._words(len(addends))
         places = self._places(len(addends))
         full[places] = addends.view(full.dtype).to(full.device)
-        return self._call((full.view(self.operand.dtype),))[self.row][places].cpu()
+        result = self._call((full.view(self.operand.dtype),))[self.row][places]
+        return result.cpu().clone()  # the function may reuse its memory
 
     def sums(self, rows: Sequence[dict[int, float]]) -> np.ndarray:
         """Sums of a few addends each, all others 0, as if every addend were counted once."""
@@ -254,9 +255,11 @@ class SignedBox:
         self.asked += len(rows)
         for at in range(0, len(rows), len(self.columns)):
             part = rows[at : at + len(self.columns)]
-            small = torch.zeros((len(part), operand.leaves), dtype=torch.float64)
+            small = torch.zeros((len(part), operand.leaves), dtype=torch.float64, device="cpu")
             for line, addends in zip(small, part, strict=True):
-                line[list(addends)] = torch.tensor(list(addends.values()), dtype=torch.float64)
+                line[list(addends)] = torch.tensor(
+                    list(addends.values()), dtype=torch.float64, device="cpu"
+                )
             words = small.to(operand.dtype).view(_WORDS[operand.dtype.itemsize]).to(operand.device)
             full = self._words(len(part))
             full[self._places(len(part))] = words
@@ -352,8 +355,10 @@ def called(operand: Operand, addends: tuple[Tensor, ...], *, axes: int = 2) -> T
             f"{operand.name} returns {result.dtype}: units are counted in floating-point "
             "results of fp16, bf16, fp32 or fp64"
         )
-    # An expanded result has strides of 0, also where it counts as contiguous.
-    return result.clone(memory_format=torch.contiguous_format) if 0 in result.stride() else result
+    # An expanded result has strides of 0, a single column may have any, and yet be contiguous.
+    strides = result.stride()
+    apart = 0 in strides or strides[-1:] != (1,)
+    return result.clone(memory_format=torch.contiguous_format) if apart else result
 
 
 def octets(x: Tensor) -> Tensor:
@@ -381,5 +386,8 @@ def checksum(x: Tensor) -> int:
 def _words(values: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The words of some values, as integers: not every dtype can be indexed."""
     return (
-        torch.tensor(values, dtype=torch.float64).to(dtype).view(_WORDS[dtype.itemsize]).to(device)
+        torch.tensor(values, dtype=torch.float64, device="cpu")
+        .to(dtype)
+        .view(_WORDS[dtype.itemsize])
+        .to(device)
     )

@@ -400,7 +400,9 @@ _SQUARES = Terms(
     lambda term: term**0.5, 0.0, tuple(x * x for x in (1, 1.25, 1.5, 1.75, 1.125, 1.375, 1.625))
 )
 _EXPONENTIALS = Terms(
-    lambda term: float(torch.tensor(term, dtype=torch.float64).log()), float("-inf"), (1.0,)
+    lambda term: float(torch.tensor(term, dtype=torch.float64, device="cpu").log()),
+    float("-inf"),
+    (1.0,),
 )
 
 #: Builders, and the terms of sums whose terms are positive.

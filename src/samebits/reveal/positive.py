@@ -104,7 +104,7 @@ class PositiveBox:
         rng, n = np.random.default_rng(0), self.operand.leaves
         line = [self.terms.of(float(term)) for term in rng.uniform(0.5, 2.0, n)]
         shape = self.operand.slots, n
-        one = torch.tensor(line, dtype=torch.float64).to(self.operand.dtype)
+        one = torch.tensor(line, dtype=torch.float64, device="cpu").to(self.operand.dtype)
         result = self._call(one.to(self.operand.device).expand(shape).contiguous())[0]
         words = octets(result).reshape(shape[0], -1)
         return np.flatnonzero((words == words[self.row]).all(1).cpu().numpy())

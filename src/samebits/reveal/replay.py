@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import Arithmetic, BlockFma
 from samebits.contract.block import fused_block
-from samebits.contract.numerics import F32
+from samebits.contract.numerics import Array
 from samebits.reveal.tree import RevealedTree
 
+#: IEEE additions, rounded to nearest even, by their significant bits.
+ADDITIONS: dict[int, Callable[[Array, Array], Array]] = {
+    8: lambda a, b: nx.round_to(nx.add32(a, b), "bf16"),
+    11: lambda a, b: nx.round_to(nx.add32(a, b), "fp16"),
+    24: nx.add32,
+    53: lambda a, b: np.add(a, b, dtype=np.float64),
+}
+#: Types of these widths.
+NAMES = {8: "bf16", 11: "fp16", 24: "fp32", 53: "fp64"}
 
-def replay(tree: RevealedTree, addends: F32, arithmetic: Arithmetic | None = None) -> F32:
+
+def replay(
+    tree: RevealedTree, addends: Array, arithmetic: Arithmetic | None = None, bits: int = 24
+) -> Array:
     """The sums of rows of addends along a tree, operation by operation.
 
     A chain's fused operations take their largest operand as the accumulator. Operations of two
-    operands, none of which is a single leaf, are IEEE fp32 additions: folds.
+    operands, none of which is a single leaf, are IEEE additions: folds.
 
     Args:
         tree: the tree.
-        addends: [P, leaves] fp32, values of the arithmetic's input type.
-        arithmetic: of the fused operations; IEEE fp32 additions if None.
+        addends: [P, leaves] fp32 (fp64 for 53 bits), values of the arithmetic's input type.
+        arithmetic: of the fused operations; IEEE additions if None.
+        bits: significant bits of IEEE additions, one of `ADDITIONS`.
 
     Returns:
-        [P] fp32.
+        [P], fp64 for 53 bits and else fp32.
     """
-    n = tree.leaves
-    values: list[F32 | None] = [np.ascontiguousarray(column) for column in addends.T]
+    n, add = tree.leaves, ADDITIONS[bits]
+    values: list[Array | None] = [np.ascontiguousarray(column) for column in addends.T]
     for operands in tree.children:
-        terms: list[F32] = []
+        terms: list[Array] = []
         for c in operands:
             value = values[c]
             assert value is not None
@@ -41,14 +56,16 @@ def replay(tree: RevealedTree, addends: F32, arithmetic: Arithmetic | None = Non
         else:
             acc = terms[0]
             for term in terms[1:]:
-                acc = nx.add32(acc, term)
+                acc = add(acc, term)
             values.append(acc)
     root = values[-1]
     assert root is not None
     return root
 
 
-def _block(operands: tuple[int, ...], terms: list[F32], leaves: int, arithmetic: BlockFma) -> F32:
+def _block(
+    operands: tuple[int, ...], terms: list[Array], leaves: int, arithmetic: BlockFma
+) -> Array:
     inner = [t for c, t in zip(operands, terms, strict=True) if c >= leaves]
     single = np.stack([t for c, t in zip(operands, terms, strict=True) if c < leaves], 1)
     acc = inner[0] if inner else np.zeros(len(single), np.float32)

@@ -102,7 +102,7 @@ def _addends(operand: Operand) -> Tensor:
         sums = torch.cat([sums, torch.from_numpy(probes).to(operand.dtype)])
     if not operand.rowwise:  # every slot has one, and every sum is in a slot
         whole = -(-len(sums) // operand.slots) * operand.slots
-        sums = sums[torch.arange(whole) % len(sums)]
+        sums = sums[torch.arange(whole, device=sums.device) % len(sums)]
     return sums.to(operand.device)
 
 

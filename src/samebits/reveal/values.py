@@ -8,14 +8,16 @@ additions only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from samebits.reveal.arithmetic import MOST_BITS, Laboratory
+from samebits.reveal.arithmetic import MOST_BITS, Finding, Laboratory
 from samebits.reveal.operand import SIGNIFICANT, SignedBox
+from samebits.reveal.replay import NAMES
 from samebits.reveal.tree import Integers, RevealedTree
 
 #: Operations that are looked at closely, and rows of data for each that is compared with another.
@@ -28,25 +30,35 @@ _ADDITIONS = 64
 _SPREAD = 22
 
 
-def ordered(tree: RevealedTree, box: SignedBox, explained: bool | None, seed: int) -> str | None:
+def ordered(
+    tree: RevealedTree,
+    box: SignedBox,
+    explained: bool | None,
+    measured: Sequence[Finding],
+    seed: int,
+) -> str | None:
     """What shows that a sum whose bits a tree does not explain has an order of values; or None.
 
-    A fused operation is no sum of aligned addends; or all operations are IEEE additions in fp32,
-    along a tree that does not give the function's bits.
+    A fused operation is no sum of aligned addends; or all operations are IEEE additions of one
+    width, along a tree that does not give the function's bits.
     """
     rng, lab = np.random.default_rng(seed), Laboratory(box)
     fused = _fused(tree)
     if not fused:
-        if explained is False and _ieee(tree, lab, rng):
+        found = {finding.name: finding.value for finding in measured}
+        bits = int(found.get("significant bits", "24").split()[0])
+        whole = not found.get("partial results", "").startswith("narrowed")
+        if explained is False and whole and _ieee(tree, lab, bits, rng):
             return (
-                "fp32 additions along the tree of the probes do not give the bits of random data, "
-                "though each operation is one: the order of additions depends on the values"
+                f"{NAMES[bits]} additions along the tree of the probes do not give the bits of "
+                "random data, though each operation is one: the order of additions depends on the "
+                "values"
             )
         return None
     widest = max(fused, key=lambda t: len(tree.children[t - tree.leaves]))
     closely = {widest, *rng.permutation(fused)[: _CLOSELY - 1].tolist()}
-    found = (_sorted(lab, _operands(tree, t), rng) for t in closely)
-    return next((why for why in found if why), None)
+    signs = (_sorted(lab, _operands(tree, t), rng) for t in closely)
+    return next((why for why in signs if why), None)
 
 
 def unlike(tree: RevealedTree, box: SignedBox, seed: int) -> str | None:
@@ -91,15 +103,20 @@ def _said(leaves: Integers, why: str) -> str:
     )
 
 
-def _ieee(tree: RevealedTree, lab: Laboratory, rng: np.random.Generator) -> bool:
-    """Whether additions round to 24 bits, to the nearest: of many, below the root, and the result.
+def _ieee(tree: RevealedTree, lab: Laboratory, bits: int, rng: np.random.Generator) -> bool:
+    """Whether additions round to the nearest: many of them, below the root, and the result.
 
-    It is enough that they do so with numbers as large as the masks of the probes.
+    Nothing else may round: addends pass as they are (under autocast they do not). It is enough that
+    all this holds for numbers as large as the masks of the probes.
     """
     last = tree.leaves + len(tree.children) - 1
-    ulp = 2.0**-23
+    ulp, edge = 2.0 ** (1 - bits), 2.0 ** (1 - min(bits, SIGNIFICANT[lab.box.results_in]))
+    operand = lab.box.operand
+    least = 2.0 ** (1 - SIGNIFICANT[operand.values or operand.dtype])
     for one in (lab.one, lab.box.levels.mask):
-        rows, expected = [{0: one, 1: 8 * ulp * one}], [1 + 8 * ulp]
+        rows = [{0: one, 1: 0.75 * edge * one}, {0: one, 1: 0.25 * edge * one}]
+        rows += [{0: (1 + least) * one, 1: -one}]
+        expected = [1 + edge, 1.0, least]
         for t in rng.permutation(np.arange(tree.leaves, last))[:_ADDITIONS].tolist():
             p, q = _operands(tree, t).tolist()
             around = _operands(tree, int(tree.parents[t]))
@@ -180,5 +197,5 @@ def _row(width: int, one: float, rng: np.random.Generator) -> list[float]:
     exponents[0] = 0
     values = (1 + rng.integers(0, 128, width - 1) / 128) * 2.0**exponents
     values *= rng.choice([-0.25, 0.25], width - 1)
-    total = torch.tensor(-values.sum(), dtype=torch.float64).to(torch.bfloat16).item()
+    total = torch.tensor(-values.sum(), dtype=torch.float64, device="cpu").to(torch.bfloat16).item()
     return [*(values * one).tolist(), total * one]

@@ -436,6 +436,35 @@ def test_without_a_bound_nothing_is_said_about_orders() -> None:
     assert found.amount is None or found.amount.of_bound is None
 
 
+class Recast(nn.Module):
+    """A layer that is computed by hand in another precision for large batches."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.dtype = nn.Linear(WIDTH, WIDTH), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, D]."""
+        if len(x) < 5:
+            return self.layer(x)
+        w, b = self.layer.weight.to(self.dtype), self.layer.bias.to(self.dtype)
+        return nn.functional.linear(x.to(self.dtype), w, b).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_product_of_casts_is_another_precision(dtype: torch.dtype) -> None:
+    x = values(8, WIDTH)
+    found = explain(Recast(dtype), x[:1], x, align=(0, 0))
+    assert (found.kind, found.detail) == ("precision", "dtype")
+
+
+def test_rows_that_change_places_are_no_scale() -> None:
+    x = values(8, WIDTH)
+    found = explain(lambda x: x.roll(1, 0) * 2, x[:1], x, align=(0, 0))
+    assert (found.kind, found.trigger) == ("semantics", "neighbours")
+    assert "aten.roll moves data between rows" in found.cause
+
+
 def test_operations_are_aligned_where_one_run_has_more() -> None:
     def keys(names: str) -> list[tuple[str, str, int]]:
         return [("m", name, names[:i].count(name)) for i, name in enumerate(names)]

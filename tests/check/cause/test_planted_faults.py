@@ -37,6 +37,7 @@ def batches(few: int, many: int) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_kernels(kernel: str, few: int, many: int, kind: str, detail: str, trigger: str) -> None:
+    planted.restart()
     model = Stack(Product(kernel, 9))
     x, y = batches(few, many)
     found = explain(model, x, y, align=(0, 0), twins=planted.TWINS)

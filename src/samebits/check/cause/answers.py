@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,9 @@ from samebits.check.explanation import Factor
 from samebits.check.tape import Key
 from samebits.mode.coverage import moves_data
 
+_CAST = "aten._to_copy"
+#: Products, which may be computed elsewhere in the module if their operands are cast by hand.
+_PRODUCT = r"aten\.(addmm|mm|bmm|baddbmm|addmv|mv|dot|convolution|mkldnn_\w+|_scaled_mm)\..*"
 _SHOWN = 4
 """Returned values that are named one by one."""
 
@@ -48,10 +52,14 @@ def other_operations(
         for side in others
     ]
     mask = any("mask" in n for n, _, _ in given)
-    if {key[1] for side in others for key in side} == {"aten._to_copy.default"}:
+    taken = {key[1].removesuffix(".default") for side in others for key in side}
+    computing = {key[1] for side in others for key in side if not moves(key)}
+    casts = not all(others) and _CAST in taken
+    if casts and all(re.fullmatch(_PRODUCT, name) for name in computing):
         run = "first" if others[0] else "second"
+        rest = " for a product" if computing else ""
         return Diagnosis(
-            "precision", "dtype", f"only the {run} run casts here: aten._to_copy.",
+            "precision", "dtype", f"only the {run} run casts here{rest}: {_CAST}.",
             "argument" if given else "dtype", _given_lines(given),
         )  # fmt: skip
     return Diagnosis(

@@ -333,6 +333,12 @@ def neighbours(case: Case) -> Diagnosis | None:
     ]
     if not touched:
         return None
+    if moves(case.first.key):
+        return Diagnosis(
+            "semantics", "neighbours",
+            f"{case.op} moves data between rows: the request is given a neighbour's.", "neighbours",
+            (f"With {touched[0].change}, and as many rows, the request's bits change.",),
+        )  # fmt: skip
     return Diagnosis(
         "scale", "neighbours",
         f"{case.op} computes something over the whole batch that scales every row.", "neighbours",

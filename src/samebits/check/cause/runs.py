@@ -244,7 +244,7 @@ def _named(align: Any) -> tuple[Request, Request]:
     ):
         raise SettingError(
             f"align = {align!r}: give the request's row in each run, (0, 2), or two "
-            "samebits.check.Request(row, (first, last + 1))"
+            "Request(row, (first, last + 1)), from samebits.check import Request"
         )
     return found[0], found[1]
 

@@ -69,7 +69,7 @@ def certified_argmax(logits: Operand, interval: Interval) -> Certified:
     with np.errstate(invalid="ignore"):
         slack = np.where(known, least[..., 0] - others.max(-1), -np.inf)
     rivals = reach.sum(-1)
-    outside = (~interval.contains(y)).sum(-1)
+    outside = (~interval.contains(y) | np.isnan(y)).sum(-1)
     certain = known & (rivals == 0) & (outside == 0)
     return Certified(
         np.where(nan, -1, token), certain, rivals.astype(np.int64), slack, outside.astype(np.int64)

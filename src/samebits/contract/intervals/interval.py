@@ -59,7 +59,9 @@ class Interval:
         return np.equal(self.first, self.last)
 
     def contains(self, result: Operand) -> npt.NDArray[np.bool_]:
-        """Where `result` is a number that one of the orders can give; False for a NaN.
+        """Where `result` is a number that one of the orders can give.
+
+        A NaN is one only where nothing is certified: if a partial sum overflows.
 
         Args:
             result: fp32, bf16 or fp16 tensor (on a CPU), or an array of its values; of the
@@ -71,7 +73,8 @@ class Interval:
         y = result_values(result)
         if y.shape != self.first.shape:
             raise ShapeError(f"a result {y.shape} against an interval {self.first.shape}")
-        return (self.first <= y) & (y <= self.last)
+        unknown = np.isneginf(self.first) & np.isposinf(self.last)
+        return ((self.first <= y) & (y <= self.last)) | unknown
 
     def __getitem__(self, at: Any) -> Interval:
         return Interval(self.first[at], self.last[at], self.exact_low[at], self.exact_high[at])
