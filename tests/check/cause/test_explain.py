@@ -175,8 +175,9 @@ def test_hooks_are_gone_afterwards() -> None:
 
 
 def test_what_cannot_be_explained_is_refused() -> None:
-    with pytest.raises(SettingError, match="cannot be explained"):
-        explain(3, None, None)
+    for nothing in (3, None):
+        with pytest.raises(SettingError, match="cannot be explained"):
+            explain(nothing, torch.ones(2), torch.ones(2))
     model = Stack(Product("split_k", 9))
     x = values(2, 7, WIDTH)
     with pytest.raises(ShapeError, match="only you know which tokens belong together"):
@@ -206,6 +207,18 @@ def test_arguments_of_another_form_are_refused(how: dict[str, Any], reason: str)
     x = values(2, 7, WIDTH)
     with pytest.raises((SettingError, ShapeError), match=reason):
         explain(Stack(Product("split_k", 9)), **{"first": x, "second": x, **how})
+
+
+def test_runs_that_write_to_what_is_not_put_back_are_refused() -> None:
+    class Writes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.mul_(0.5)
+            return super().forward(x)
+
+    with pytest.raises(SettingError, match="write to parameter weight, so that no repetition"):
+        explain(Writes(8, 8), torch.ones(2, 8), torch.ones(2, 8))
+    with pytest.raises(SettingError, match="write to an argument of the first run"):
+        explain(lambda x, more: x.add_(more), (torch.ones(2), 0), (torch.ones(2), torch.ones(2)))
 
 
 def test_sparse_tensors_on_the_way() -> None:

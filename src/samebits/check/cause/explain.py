@@ -53,7 +53,8 @@ def explain(
 
     Raises:
         SettingError: the model is neither a module nor a function, `align` or a run has no form
-            that is known, tensors are on the meta device, or nothing could be compared.
+            that is known, tensors are on the meta device, the runs write to the model's parameters
+            or to their own arguments, or nothing could be compared.
         ShapeError: the runs' lengths differ and `align` does not say which tokens to compare, or
             it names a row that is not there.
     """
@@ -64,7 +65,9 @@ def explain(
     if any(t.is_meta for t in (*held, *tensors((first, second)))):
         raise SettingError("tensors on the meta device have no bits: load the model first")
     target = name or _name(model)
+    untouched = _versions(module, (first, second))
     runs = Runs(module, calls, align)
+    _require_untouched(untouched)
     try:
         found = Search(runs, twins or {}).run()
     finally:
@@ -74,11 +77,11 @@ def explain(
 
 
 def _calls(model: Any, first: Any, second: Any) -> tuple[torch.nn.Module | None, tuple[Call, Call]]:
-    if model is not None and not callable(model):
+    given = [_is_call(x) for x in (first, second)]
+    if (model is None and not all(given)) or not (model is None or callable(model)):
         raise SettingError(
             f"{type(model).__name__} cannot be explained: pass a module or a function of tensors"
         )
-    given = [_is_call(x) for x in (first, second)]
     for x, is_call in zip((first, second), given, strict=True):
         if not is_call and not isinstance(x, (torch.Tensor, tuple, list, Mapping)):
             raise SettingError(
@@ -93,6 +96,32 @@ def _calls(model: Any, first: Any, second: Any) -> tuple[torch.nn.Module | None,
         for call, is_call in zip((first, second), given, strict=True)
     )
     return module, (x, y)
+
+
+def _versions(
+    module: torch.nn.Module | None, given: tuple[Any, Any]
+) -> list[tuple[str, torch.Tensor, int]]:
+    """Parameters and arguments, with how often each was written to so far."""
+    named: list[tuple[str, torch.Tensor]] = [
+        (f"parameter {name}", p)
+        for name, p in (module.named_parameters() if module is not None else ())
+    ]
+    named += [
+        (f"an argument of the {side} run", t)
+        for side, value in zip(("first", "second"), given, strict=True)
+        for t in tensors(value)
+    ]
+    return [(name, t, t._version) for name, t in named if not t.is_inference()]
+
+
+def _require_untouched(before: list[tuple[str, torch.Tensor, int]]) -> None:
+    """Raises if one was written to: only the generators and the model's buffers are put back."""
+    for name, t, version in before:
+        if t._version != version:
+            raise SettingError(
+                f"the runs write to {name}, so that no repetition starts where the first one did: "
+                "pass two functions without arguments that run a copy"
+            )
 
 
 def _is_call(x: Any) -> bool:
