@@ -7,6 +7,7 @@ after a token was computed: so prefill, chunks and decode see the same keys, in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ from samebits.integrations.transformers.kvplan import (
     LayerShape,
     plan_cache,
 )
+
+
+def cache_of(arguments: Mapping[str, Any]) -> Any:
+    """The cache among the keywords of a forward pass, or None: releases name it differently."""
+    return arguments.get("cache", arguments.get("past_key_values"))
 
 
 def compress(

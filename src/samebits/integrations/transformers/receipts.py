@@ -25,6 +25,7 @@ from samebits.guard.receipts.identity import identity_of
 from samebits.guard.receipts.operands import Sampler
 from samebits.guard.receipts.record import address, encode
 from samebits.guard.receipts.sums import Listener, Rows, Running, row_sums
+from samebits.integrations.transformers.cache import cache_of
 from samebits.integrations.transformers.sampling import APART, signed
 from samebits.ops import token_logprob
 
@@ -110,7 +111,7 @@ class Watch:
             yield
 
     def _before(self, _model: Any, args: Any, kwargs: Any) -> None:
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # one name, by the release
+        cache = cache_of(kwargs)
         ids = _ids(args, kwargs)
         self._start = 0 if cache is None else int(cache.get_seq_length())
         # Without a cache all columns come again; with one, those behind the first may be a draft.

@@ -17,6 +17,7 @@ import torch
 from samebits import guard
 from samebits.guard import observe
 from samebits.guard.receipts.operands import samplers
+from samebits.integrations.transformers.cache import cache_of
 
 _MARK = "_samebits_step"
 #: What of continuous batching runs as CUDA graphs.
@@ -46,7 +47,7 @@ def _stepped(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     def stepped(*args: Any, **kwargs: Any) -> Any:
         if observe.capturing():
             return forward(*args, **kwargs)
-        restore = snapshot(kwargs.get("past_key_values"))
+        restore = snapshot(cache_of(kwargs))
         output: Any = None
 
         def run() -> torch.Tensor:
