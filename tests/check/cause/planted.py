@@ -19,7 +19,7 @@ def values(*shape: int, seed: int = 0) -> Tensor:
 
 
 def restart() -> None:
-    """Lets atomic and racing kernels start alike, whatever ran before."""
+    """Lets the atomic kernel start alike, whatever ran before."""
     _order.manual_seed(1)
 
 
