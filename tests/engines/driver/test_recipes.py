@@ -110,9 +110,9 @@ def test_later_calls_give_what_the_first_ones_would(name: str) -> None:
     operands = [make() for _ in range(6)]
     wanted = []
     for args in operands:
-        planner._forget()
+        planner.forget()
         wanted.append(flat(work(*args)))
-    planner._forget()
+    planner.forget()
     found = [flat(work(*args)) for args in operands]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -134,11 +134,11 @@ def test_operands_that_overlap_are_not_mistaken_for_others() -> None:
 
     from samebits.plan import planner
 
-    planner._forget()
+    planner.forget()
     x, other = numbers(3, 512), numbers(3, 512)
     same = [norm(x, x) for _ in range(4)]
     different = norm(x, other)
-    planner._forget()
+    planner.forget()
     assert torch.equal(different, norm(x, other))
     assert all(torch.equal(s, norm(x, x)) for s in same)
 
