@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,6 +255,29 @@ def test_engine_functions_are_reached_through_their_modules() -> None:
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     assert (node.module, alias.name) not in offered, (path, alias.name)
+
+
+def test_a_call_runs_again_with_the_arguments_that_it_had() -> None:
+    from samebits.guard.gpu_points import POINTS
+
+    for (module, name), point_of in POINTS.items():
+        fn = watch._offered[module, name]
+        signature, calls = inspect.signature(fn), []
+
+        @functools.wraps(fn)
+        def kept(*args: Any, signature=signature, calls=calls, **options: Any) -> None:  # type: ignore[no-untyped-def]
+            calls.append(signature.bind(*args, **options).arguments)
+
+        point = point_of(kept)
+        kinds = {p.name: p.kind for p in signature.parameters.values()}
+        args = [torch.ones(2) for kind in kinds.values() if kind is kind.POSITIONAL_OR_KEYWORD]
+        if "out" in kinds:
+            args = args[: list(kinds).index("out")]
+        # dense takes these by name, packed as free options.
+        options = {"scale": 0.5, "causal": True} if "attention" in module else {}
+        kept(*args, **options)
+        point.call(tuple(args), options).run()
+        assert str(calls[0]) == str(calls[1]), name
 
 
 def test_every_offered_function_is_known() -> None:

@@ -78,7 +78,11 @@ class Point:
 
     def call(self, args: tuple[Any, ...], options: dict[str, Any]) -> Call:
         """A call, safe to compute again: an addend that the result overwrites is copied."""
-        bound = _signature(self.fn).bind(*args, **options).arguments
+        signature = _signature(self.fn)
+        bound = signature.bind(*args, **options).arguments
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name, {}))
         out, c = bound.pop("out", None), bound.get("c")
         if out is not None and c is not None and _overlap(out, c):
             bound["c"] = c.clone()

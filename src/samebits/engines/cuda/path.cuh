@@ -7,7 +7,7 @@
 
 #if CHECK
 #define TICKET , int* ticket
-#define HAND_TICKET , ticket
+#define HAND_TICKET , read_ticket(ticket)
 #define SEALS , long long* seals, int* ticket
 #define HAND_SEALS , seals, ticket
 #else
@@ -36,9 +36,25 @@ struct Walk {
   DEVICE bool done() const { return sound && next >= stop; }
 };
 
-// Says on the ticket that something was wrong.
-DEVICE void judge(int* ticket, bool right) {
-  if (!right) atomicAdd(ticket + 1, 1);
+// What is on a ticket. It is read when a kernel begins, for it may lie in DRAM: no end of a kernel waits for it.
+struct Ticket {
+  int* wrong;
+  u32 expected;  // the digest of the path
+  int length;    // keys of a leaf
+  DEVICE void judge(bool right) const {
+    if (!right) atomicAdd(wrong, 1);
+  }
+};
+DEVICE Ticket read_ticket(int* ticket) {
+  int4 x;
+  asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(ticket));
+  return {ticket + 1, (u32)x.x, x.z};
 }
 
 DEVICE long long view(float x) { return (long long)__float_as_int(x); }
+// Sums of views, or of sealed sums, of several leaves have factors, the odd numbers in the order in which
+// leaves are taken: numbers that changed places show, which their plain sum hides.
+DEVICE long long taken(float x, int nth) { return (long long)__float_as_int(x) * (2 * nth + 1); }
+DEVICE long long taken(long long sum, int nth) { return sum * (2 * nth + 1); }

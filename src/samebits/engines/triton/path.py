@@ -3,6 +3,11 @@
 A path is followed by scalars beside the sums. A partial result that goes through memory takes a
 seal along: the sum of the integer views of its fp32 numbers, exact and in any order the same.
 Whoever folds it sums again, and breaks the seal: nothing is folded twice, and nothing stale.
+
+Triton keeps a small tensor in several warps at once. A place that is loaded and then overwritten
+needs a barrier in between, or the second warp to come loads what the first has stored.
+
+A ticket is read where a kernel begins: it may lie in DRAM, and no end of a kernel waits for it.
 """
 
 from __future__ import annotations

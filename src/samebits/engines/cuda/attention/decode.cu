@@ -129,6 +129,7 @@ extern "C" __global__ void __maxnreg__(200)
   const int row = 16 * warp + lane / 4, column = lane % 4 * 2;
   float s[32], o[ACC], l[4], m[2] = {NOTHING, NOTHING};
   u32 p[16];
+  int opened = from, taken_steps = 0;  // of the leaf at hand, with CHECK: its first step, and how many were taken
 #pragma unroll
   for (int i = 0; i < ACC; ++i) o[i] = 0;
 #pragma unroll
@@ -177,7 +178,7 @@ extern "C" __global__ void __maxnreg__(200)
         if (lane % 4 == 0) seal[2 + slice] = sum;
       }
       if (lane % 4 == 0) {
-        seal[0] = path_leaf(max(r.begin, leaf * LEAF), min(r.end, leaf * LEAF + LEAF));
+        seal[0] = path_leaf(max(r.begin, opened * KEYS), min(r.end, (opened + taken_steps) * KEYS));
         seal[1] = view(top[h]) + view(l[2 * h]);
       }
 #endif
@@ -224,6 +225,7 @@ extern "C" __global__ void __maxnreg__(200)
       release(V_EMPTY + (n - 1) % STAGES);
       if (fresh) {
         keep(j / STEPS - 1, before);
+        opened = j, taken_steps = 0;
       } else if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
         for (int i = 0; i < ACC; ++i) o[i] *= shrink[i / 2 & 1];
@@ -263,6 +265,7 @@ extern "C" __global__ void __maxnreg__(200)
       wgmma_pv(l, p + 4 * i, ones.at(0), !fresh || i > 0);
     }
     wgmma_commit();
+    ++taken_steps;
     if (more) {
       wgmma_wait<1>();
       touch(s);
@@ -305,6 +308,9 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
     barrier_init(bars + 8, 1);
     fence_barrier_init();
   }
+#if CHECK
+  const Ticket agreed = read_ticket(ticket);
+#endif
   await_predecessor();
   admit_successor();  // not earlier: the one after it would come too, and crowd some processors
   const int end = Lengths{counts, added, most}.of(batch), last = (end + LEAF - 1) / LEAF;
@@ -313,11 +319,22 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
   sums += (long long)row * leaves;
 #if CHECK
   seals += (long long)row * leaves * SEAL;
-  // Numbers that are folded, less those that were sealed: a lane's share.
+  // Numbers that are folded, less those that were sealed: a lane's share. And how many leaves were taken.
   long long off = 0;
-  // The leaves of the contract: their number, and each one's word.
-  const int begin = window > 0 ? max(0, end - window) : 0, length = ticket[2];
-  bool sound = first == begin / length && last == (end + length - 1) / length;
+  int nth = 0;
+  bool sound = true;
+  const int begin = window > 0 ? max(0, end - window) : 0;
+  // Seals of this lane's leaves of a block: for warp 0 of its columns, for warp 1 of maximum and denominator.
+  long long sealed[EACH], words[EACH];
+  const auto load_seals = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int leaf = from + EACH * lane + i;
+      if (leaf >= last) continue;
+      sealed[i] = __ldcg(seals + (long long)leaf * SEAL + (warp ? 1 : 2 + slice));
+      if (warp) words[i] = __ldcg(seals + (long long)leaf * SEAL);
+    }
+  };
 #endif
   const auto fetch = [&](int from) {
     const u32 bytes = min(BLOCK, last - from) * SLICE * 4, at = (from - first) / BLOCK & 1;
@@ -353,10 +370,11 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
     for (int i = 0; i < EACH; ++i) to[EACH * lane + i] = fold_factors(before, next[i].x);
     top = max_nan(top, __shfl_sync(~0u, most, 31));
   };
-  if (warp == 1) {
-    load(first);
-    factors(by[0]);
-  }
+  if (warp == 1) load(first);
+#if CHECK
+  load_seals(first);
+#endif
+  if (warp == 1) factors(by[0]);
   __syncthreads();
   for (int from = first, n = 0; from < last; from += BLOCK, ++n) {
     const int count = min(BLOCK, last - from);
@@ -364,16 +382,22 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
     if (warp == 0) {
       barrier_wait(bars + 8 * (n & 1), n / 2 & 1);
 #pragma unroll 16
-      for (int i = 0; i < count; ++i) acc = __fmaf_rn(acc, f[i].x, tile[n & 1][i][lane] * f[i].y);
+      for (int i = 0; i < count; ++i) {
+        const float x = tile[n & 1][i][lane];
+        acc = __fmaf_rn(acc, f[i].x, x * f[i].y);
 #if CHECK
-#pragma unroll 4
-      for (int i = 0; i < count; ++i) off += view(tile[n & 1][i][lane]);
-      for (int i = lane; i < count; i += 32) {
-        long long* seal = seals + (long long)(from + i) * SEAL + 2 + slice;
-        const long long sum = __ldcg(seal);
-        off -= sum;
-        *seal = ~sum;  // broken: nothing is folded twice
+        off += taken(x, nth++);
+#endif
       }
+#if CHECK
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        const int leaf = from + EACH * lane + i;
+        if (leaf >= last) continue;
+        off -= taken(sealed[i], leaf - first);
+        seals[(long long)leaf * SEAL + 2 + slice] = ~sealed[i];  // broken: nothing is folded twice
+      }
+      load_seals(from + BLOCK);
 #endif
       __syncwarp();
       if (lane == 0) fetch(from + 2 * BLOCK);
@@ -381,40 +405,51 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
       float l[EACH];
 #pragma unroll
       for (int i = 0; i < EACH; ++i) l[i] = next[i].y;
+#if CHECK
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        const int leaf = from + EACH * lane + i, edge = leaf * agreed.length;
+        if (leaf >= last) continue;
+        off -= taken(sealed[i] - view(next[i].x), leaf - first);
+        sound &= (u32)words[i] == path_leaf(max(begin, edge), min(end, edge + agreed.length));
+      }
+      load_seals(from + BLOCK);
+#endif
       load(from + BLOCK);
 #pragma unroll 2
       for (int i = 0; i < count; i += EACH) {
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
           const float x = __shfl_sync(~0u, l[j], i / EACH);
-          if (i + j < count) sum = __fmaf_rn(sum, f[i + j].x, x * f[i + j].y);
+          if (i + j >= count) continue;
+          sum = __fmaf_rn(sum, f[i + j].x, x * f[i + j].y);
+#if CHECK
+          if (lane == 0) off += taken(x, nth);  // every lane adds all denominators
+          ++nth;
+#endif
         }
       }
       factors(by[~n & 1]);
-#if CHECK
-      for (int i = lane; i < count; i += 32) {
-        const long long* seal = seals + (long long)(from + i) * SEAL;
-        const float2 sealed = __ldcg(sums + from + i);
-        const int edge = (from + i) * length;
-        off += view(sealed.x) + view(sealed.y) - __ldcg(seal + 1);
-        sound &= (u32)__ldcg(seal) == path_leaf(max(begin, edge), min(end, edge + length));
-      }
-#endif
     }
     __syncthreads();
   }
-#if CHECK
-  // Warp 0 has the numbers; warp 1 maxima, denominators and words.
-  for (int d = 16; d; d /= 2) off += __shfl_xor_sync(~0u, off, d);
-  sound &= off == 0;
-  judge(ticket, sound);
-#endif
   if (threadIdx.x == 32) total = make_float2(sum, top);
   __syncthreads();
-  if (warp != 0) return;
-  const float y = quotient(acc, total.x, total.y), right = __shfl_down_sync(~0u, y, 1);
-  if (lane % 2 == 0)
-    *(u32*)(out + batch * out_stride_b + head * out_stride_h + slice * SLICE + lane) = pack(y, right);
+  if (warp == 0) {
+    const float y = quotient(acc, total.x, total.y), right = __shfl_down_sync(~0u, y, 1);
+    if (lane % 2 == 0)
+      *(u32*)(out + batch * out_stride_b + head * out_stride_h + slice * SLICE + lane) = pack(y, right);
+  }
+#if CHECK
+  // The contract's leaves: as many as have edges between the first key that is seen and the last.
+  const int length = agreed.length;
+  sound &= begin - first * length < length && begin >= first * length && end <= last * length &&
+           end > last * length - length && nth == last - first;
+#pragma unroll
+  for (int d = 16; d; d /= 2) off += __shfl_xor_sync(~0u, off, d);
+  sound = __all_sync(~0u, sound && off == 0);
+  if (lane == 0) agreed.judge(sound);
+#endif
 }
 
 #define FOLD(name, BLOCK)                                                                              \

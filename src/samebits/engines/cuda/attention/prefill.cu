@@ -14,7 +14,6 @@
 // 0 (fp16), CLUSTER 1 or 2: blocks that fetch keys and values together; CHECK (path.cuh).
 #include "nonfinite.cuh"
 #include "output.cuh"
-#include "path.cuh"
 #include "producer.cuh"
 #include "softmax.cuh"
 
@@ -104,7 +103,7 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     };
 
     int leaf_from = KEYS * w.first;
-    Walk walk = {leaf_from, KEYS * w.blocks, CHECK ? a.ticket[2] : LEAF};
+    Walk walk = {leaf_from, KEYS * w.blocks, CHECK ? a.ticket.length : LEAF};
     float shrink[2];  // of the accumulators before the second step's values of the block at hand
     bool shrinks, add;  // whether for any row of the warp; whether o and l hold something of the leaf
     Matrix values_now, keys_next;  // tiles of the block at hand, and of the one after
@@ -252,7 +251,7 @@ DEVICE void consume(const Arguments& a, unsigned char* base, u32 smem, u32 bars,
     release(bars + 8 * (V_EMPTY + last));
     if (CHECK && thread == 0) {
       walk.leaf(leaf_from, KEYS * i);
-      judge(a.ticket, walk.done());
+      a.ticket.judge(walk.done());
     }
     if (folds) {
       clear_skipped(o, leaf);

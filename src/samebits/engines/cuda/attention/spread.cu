@@ -30,7 +30,6 @@ struct Shared {
   // There too: of each leaf and row the sum of the views of `part`, one a warp, and of `sums`; the leaf's keys.
   long long seals[LEAVES][ROWS][5];
   float2 ends[LEAVES];
-  unsigned long long folded[ROWS];  // what the fold has read
 #endif
 };
 
@@ -92,6 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int rank = cluster_rank(), leaf = rank / SLICES, slice = rank % SLICES;
   const int batch = blockIdx.x / CLUSTER / heads, head = blockIdx.x / CLUSTER % heads;
   cluster_arrive();  // nobody writes to a block that has not started
+#if CHECK
+  const Ticket agreed = read_ticket(ticket);
+#endif
   await_predecessor();
   admit_successor();  // not earlier: the one after it would come too, and crowd some processors
   const int end = Lengths{counts, added, most}.of(batch);
@@ -256,9 +258,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   __int_as_float(min(end, start + LEAF)));
 #endif
   }
-#if CHECK
-  for (int row = tid; row < ROWS; row += THREADS) own.folded[row] = 0;
-#endif
   cluster_sync();
   if (leaf > 0) return;
 
@@ -267,6 +266,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = tid; i < group * (COLUMNS / 2); i += THREADS) {
     const int row = i / (COLUMNS / 2), c = i % (COLUMNS / 2);
     float x = -0.0f, y = -0.0f, sum = -0.0f, top = NOTHING;
+#if CHECK
+    long long off = 0;  // numbers that are folded, less those that were sealed
+    int nth = 0;
+#endif
     for (int j = 0; j < leaves; ++j) {
       const float2 o = ((const float2*)own.part[j][row])[c], l = own.sums[j][row];
       const float2 by = fold_factors(top, l.x);
@@ -274,24 +277,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       y = __fmaf_rn(y, by.x, o.y * by.y);
       sum = __fmaf_rn(sum, by.x, l.y * by.y);
 #if CHECK
-      atomicAdd(&own.folded[row], (unsigned long long)(view(o.x) + view(o.y) + (c ? 0 : view(l.x) + view(l.y))));
+      off += taken(o.x, nth) + taken(o.y, nth);
+      if (c == 0) off += taken(l.x, nth) + taken(l.y, nth);
+      ++nth;
 #endif
     }
     u16* to = out + batch * out_stride_b + (long long)(head * group + row) * out_stride_h + slice * COLUMNS;
     *(u32*)(to + 2 * c) = pack(quotient(x, sum, top), quotient(y, sum, top));
-  }
 #if CHECK
-  __syncthreads();
-  constexpr int WARPS = COLUMNS / (8 * WIDTH);  // that have columns
-  for (int row = tid; row < group; row += THREADS) {
-    long long sum = 0;
-    Walk walk = {begin, end, ticket[2]};
-    for (int j = 0; j < leaves; ++j) {
-      walk.leaf(__float_as_int(own.ends[j].x), __float_as_int(own.ends[j].y));
-      for (int i = 0; i < WARPS; ++i) sum += own.seals[j][row][i];
-      sum += own.seals[j][row][4];
+    // A row's threads lie side by side in a warp: each takes a leaf's edges, and its share of the seals.
+    constexpr int TOGETHER = COLUMNS / 2, WARPS = COLUMNS / (8 * WIDTH);  // warps that had columns
+    static_assert(TOGETHER >= LEAVES && TOGETHER <= 32);
+    const u32 lanes = (u32)((1ull << TOGETHER) - 1) << (lane & ~(TOGETHER - 1) & 31);
+    const int length = agreed.length;
+    // The contract's leaves: as many as have edges between the first key that is seen and the last.
+    bool sound = begin - first * length < length && begin >= first * length &&
+                 end <= (first + leaves) * length && end > (first + leaves - 1) * length;
+    if (c < leaves) {
+      const int edge = (first + c) * length;
+      sound &= __float_as_int(own.ends[c].x) == max(begin, edge) && __float_as_int(own.ends[c].y) == min(end, edge + length);
     }
-    judge(ticket, walk.done() && sum == (long long)own.folded[row]);
-  }
+    for (int e = c; e < leaves * (WARPS + 1); e += TOGETHER) {
+      const int j = e / (WARPS + 1), part = e % (WARPS + 1);
+      off -= taken(own.seals[j][row][part < WARPS ? part : 4], j);
+    }
+#pragma unroll
+    for (int d = TOGETHER / 2; d; d /= 2) off += __shfl_xor_sync(lanes, off, d);
+    sound = __all_sync(lanes, sound && off == 0);
+    if (c == 0) agreed.judge(sound);
 #endif
+  }
 }

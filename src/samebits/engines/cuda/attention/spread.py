@@ -114,5 +114,5 @@ def _shared(d: int, leaf: int, slices: int, leaves: int, check: bool) -> int:
     """Bytes of a block's keys and values; of rows' q, scores, maxima and factors; of leaves, and
     with `check` of their seals."""
     row = 2 * d + 4 * (leaf + 8) + 4 * leaf // 32 + 4 * leaf // _STEP + 4
-    seals = leaves * (ROWS * 5 * 8 + 8) + 8 * ROWS if check else 0
+    seals = leaves * (ROWS * 5 * 8 + 8) if check else 0
     return 2 * (2 * leaf * d // slices) + ROWS * (row + leaves * (4 * d // slices + 8)) + seals

@@ -1,6 +1,7 @@
 // Sizes, places in shared memory, numbers of barriers, and which rows of which head a block works on.
 #pragma once
 #include "number.cuh"
+#include "path.cuh"
 
 constexpr int D = HEAD_DIM, ROWS = 128, KEYS = 128, STAGES = 2, GROUPS = 2;
 constexpr int BLOCKS_PER_LEAF = LEAF / KEYS;
@@ -35,7 +36,7 @@ struct Arguments {
   long long lse_stride_b, lse_stride_h, lse_stride_t;
   int section;                    // heads (of all sequences) whose K and V share the L2 at a time
   float factor;                   // a = fp32(scale * log2 e) > 0
-  int* ticket;                    // path.cuh; null without CHECK
+  Ticket ticket;                  // of CHECK
 };
 
 

@@ -48,7 +48,7 @@ struct Arguments {
   int rows, cols, k;
   int leaf;            // elements of k, a multiple of BLOCK_K unless there is one leaf
   float alpha, beta;
-  int* ticket;
+  Ticket ticket;       // of CHECK
 };
 
 constexpr int PAIR = SHARE ? 2 : 1;  // blocks of a cluster that walk together
@@ -303,7 +303,7 @@ DEVICE void open_seals(const Arguments& a, u32 smem, int rank) {
 #pragma unroll
     for (int leaf = 1; leaf < PARTS; ++leaf) word[0] = path_fold(word[0], word[leaf]);
   }
-  judge(a.ticket, right && word[0] == (u32)a.ticket[0]);
+  a.ticket.judge(right && word[0] == a.ticket.expected);
 }
 
 DEVICE void fold(float (&x)[4], u32 smem, int octet) {
@@ -385,7 +385,7 @@ DEVICE void consume(const Arguments& a, u32 smem, int group, int warp) {
       chain(acc, smem, blocks_of(a.k), group, slot);
       digest[0] = path_leaf(0, a.k);
     }
-    if (CHECK && threadIdx.x % 128 == 0) judge(a.ticket, digest[FOLD ? FOLD - 1 : 0] == (u32)a.ticket[0]);
+    if (CHECK && threadIdx.x % 128 == 0) a.ticket.judge(digest[FOLD ? FOLD - 1 : 0] == a.ticket.expected);
     const auto octet = [&](int i, float (&x)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] = FOLD ? sum[FOLD - 1][4 * i + j] : acc[4 * i + j];

@@ -144,6 +144,10 @@ def fold_kernel(
     )
     if t >= q_len:
         return
+    CHECK: tl.constexpr = ticket is not None
+    if CHECK:
+        seed = path.expected_of(ticket)
+        length = tl.load(ticket + 2)
     if PDL:
         gdc_wait()
     lo, hi = key_range(q_start + t, q_start + t, kv_len, window, CAUSAL, WINDOW)
@@ -152,12 +156,11 @@ def fold_kernel(
     stats += 4 * flat * leaves
     partial += flat * leaves * DV
     stop = tl.cdiv(hi, leaf_keys)
-    CHECK: tl.constexpr = ticket is not None
     slices: tl.constexpr = (DV + SLICE - 1) // SLICE
     size: tl.constexpr = 2 + slices
     if CHECK:
         seals += flat * leaves * size
-        digest = tl.full((1,), 0, tl.uint32) + path.expected_of(ticket)
+        digest = tl.full((1,), 0, tl.uint32) + seed
         heads = tl.full((), 0, tl.int64)  # what is folded less what was sealed: of m and l ...
         off = tl.zeros((1, COLUMNS), tl.int64)  # ... and of o
 
@@ -198,8 +201,7 @@ def fold_kernel(
         sealed = _opened(seals + 2, lo // leaf_keys, stop, tl.program_id(1) * COLUMNS, size,
                          DV, COLUMNS, SLICE)  # fmt: skip
         path.judge(ticket, tl.sum(off) == sealed)
-        seed = path.expected_of(ticket)
-        path.judge(ticket, digest == path.ascending(seed, lo, hi, tl.load(ticket + 2)))
+        path.judge(ticket, digest == path.ascending(seed, lo, hi, length))
     one = tl.arange(0, 1)
     row = own * sob + head.to(tl.int64) * soh + (q_first + t).to(tl.int64) * sot
     lse_row = own * slb + head.to(tl.int64) * slh + (q_first + t).to(tl.int64) * slt

@@ -216,7 +216,9 @@ def attention_kernel(
     row_lo, row_hi = key_range(position, position, kv_len, window, CAUSAL, WINDOW)
     digest = tl.full((), 0, tl.uint32)
     if CHECK:
-        digest = path.expected_of(ticket)
+        seed = path.expected_of(ticket)
+        length = tl.load(ticket + 2)
+        digest = seed
     leaf = lo // leaf_keys
     leaf_stop = tl.cdiv(hi, leaf_keys)
     if SPLIT:
@@ -350,8 +352,7 @@ def attention_kernel(
                     )
     if not SPLIT:
         if CHECK:
-            wanted = path.ascending(path.expected_of(ticket), seen_lo, seen_hi, tl.load(ticket + 2))
-            path.judge(ticket, digest == wanted)
+            path.judge(ticket, digest == path.ascending(seed, seen_lo, seen_hi, length))
         store_result(
             out, lse, sinks, v_scale, head, kv_head, own * sob + head * soh + q_row * sot,
             own * slb + head * slh + q_row * slt, valid, run_m, run_l, run_o, dv, DV, SINKS, LSE,

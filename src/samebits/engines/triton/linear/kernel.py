@@ -15,6 +15,7 @@ import triton.language as tl
 
 from samebits.engines.triton import path
 from samebits.engines.triton.linear.tile import (
+    break_seals,
     chain,
     close_seal,
     finish,
@@ -56,6 +57,8 @@ def gemm_kernel(
         WIDE: strides need 64-bit products inside a tile.
     """
     CHECK: tl.constexpr = ticket is not None
+    if CHECK:
+        agreed = path.expected_of(ticket)
     pid = tl.program_id(0)
     part = 0
     if SPLIT:
@@ -103,9 +106,6 @@ def gemm_kernel(
             return
         tl.store(arrivals + slot, 0)
         total, word, off = fold_partials(shelf + spot, seals, area, 0, LEAVES, PAIRWISE, CHECK)
-        if CHECK:
-            path.judge(ticket, word == path.expected_of(ticket))
-            path.judge(ticket, off == 0)
     elif SCALING == "block":
         total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         a_scale += (tile_r * BLOCK_R).to(tl.int64) // A_SCALE_BLOCK * a_scale_row
@@ -126,7 +126,7 @@ def gemm_kernel(
             if CHECK:
                 word = path.fold_word(word, path.leaf_word(i * leaf, min(i * leaf + leaf, k)))
         if CHECK:
-            path.judge(ticket, word == path.expected_of(ticket))
+            path.judge(ticket, word == agreed)
     else:
         total = walk(
             a, b, a_tile, b_tile, row_ok, col_ok, a_k, b_k, leaf, k, ticket, LEAVES, PAIRWISE,
@@ -147,3 +147,7 @@ def gemm_kernel(
     y += (tile_c * BLOCK_C).to(tl.int64) * y_col
     y_tile = in_r[:, None] * y_row + in_c[None, :] * y_col
     tl.store(y + y_tile, total.to(y.dtype.element_ty), row_ok[:, None] & col_ok[None, :])
+    if CHECK and SPLIT:  # when the result is on its way
+        break_seals(seals, BLOCK_R, LEAVES)
+        path.judge(ticket, word == agreed)
+        path.judge(ticket, off == 0)

@@ -95,6 +95,8 @@ def walk(
     With a ticket the path is followed and judged.
     """
     CHECK: tl.constexpr = ticket is not None
+    if CHECK:
+        agreed = path.expected_of(ticket)
     word = tl.full((), 0, tl.uint32)
     if LEAVES == 1:
         total = chain(
@@ -118,7 +120,7 @@ def walk(
             if CHECK:
                 word = path.fold_word(word, path.leaf_word(i * leaf, min(i * leaf + leaf, k)))
     if CHECK:
-        path.judge(ticket, word == path.expected_of(ticket))
+        path.judge(ticket, word == agreed)
     return total
 
 
@@ -210,17 +212,20 @@ def close_seal(part, seals, index, begin, end):
 
 @triton.jit
 def open_seal(part, seals, index):
-    """The word of a partial result that is about to be folded, and where its rows' sums are off.
-
-    Breaks the seal.
-    """
+    """The word of a partial result that is about to be folded, and where its rows' sums are off."""
     rows: tl.constexpr = part.shape[0]
     at = seals + index * (rows + 1)
-    lines = at + tl.arange(0, rows)
-    sealed = tl.load(lines, cache_modifier=".cg")
+    sealed = tl.load(at + tl.arange(0, rows), cache_modifier=".cg")
     word = tl.load(at + rows, cache_modifier=".cg").to(tl.uint32)
-    tl.store(lines, ~sealed)
     return word, sealed ^ tl.sum(path.views(part), axis=1)
+
+
+@triton.jit
+def break_seals(seals, rows: tl.constexpr, leaves: tl.constexpr):
+    """Makes the words of all leaves unreadable, when every warp has read them."""
+    tl.debug_barrier()
+    leaf = tl.arange(0, triton.next_power_of_2(leaves))
+    tl.store(seals + leaf * (rows + 1) + rows, -1, leaf < leaves)
 
 
 @triton.jit
