@@ -113,11 +113,55 @@ def test_what_a_gpu_gets_besides() -> None:
     assert {"pow.Tensor_Scalar", "pow_.Scalar", "rsqrt_", "sqrt.out"} <= set(found)
 
 
+NUMBERS = (3, True, 0.1, -7.0, torch.tensor(0.3), torch.tensor(3))
+
+
+@pytest.fixture
+def gpus_quotient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a GPU gets for div, on a CPU: the dispatcher hands Python numbers to it as such."""
+    original = portable_mode.Stock("div.Tensor", "CPU")
+
+    def stock(self: torch.Tensor, other: object) -> torch.Tensor:
+        assert isinstance(other, torch.Tensor)
+        y: torch.Tensor = original(self, other)
+        return y
+
+    # A tensor of no axis stands for the host's; beside it everything is on the GPU.
+    monkeypatch.setattr(portable_mode, "_on_host", lambda x, partner: x.dim() == 0 < partner.dim())
+    library = torch.library.Library("aten", "IMPL")
+    quotient = portable_mode._quotient(stock)
+    library.impl("div.Tensor", quotient, "CPU", allow_override=True)
+    library.impl("div_.Tensor", portable_mode.inplace_form("div_.Tensor", quotient), "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore:.*verriding.*:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_a_gpu_divides_by_numbers_of_any_kind(
+    dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    x = torch.arange(-40, 41).to(dtype) * (1 if dtype is torch.int64 else 0.7)
+    y = x if dtype is torch.int64 else x[41:]
+    want = [x / other for other in NUMBERS] + [other / y for other in NUMBERS]
+    request.getfixturevalue("gpus_quotient")
+    got = [x / other for other in NUMBERS] + [other / y for other in NUMBERS]
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype is b.dtype
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+    if dtype.is_floating_point:
+        for other, b in zip(NUMBERS, want, strict=False):
+            assert equal(x.clone().div_(other), b)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_elementwise_on_a_gpu_has_the_bits_of_a_cpu(portable: None) -> None:
     x = torch.randn(5000)
     for call in (
-        lambda x: x / 3,
+        *((lambda x, d=d: x / d) for d in NUMBERS),
+        *((lambda x, d=d: d / x.bfloat16()) for d in NUMBERS[-2:]),
+        *((lambda x, d=d: torch.div(x.double(), d, out=x.double()).float()) for d in NUMBERS),
+        lambda x: (100 * x).long() / 7,
         lambda x: x.clone().div_(7),
         lambda x: x.bfloat16() / 3,
         lambda x: x.pow(2).mean(-1),

@@ -19,8 +19,6 @@ from samebits.engines.triton.linear.schedule import GemmSchedule
 _TRIED = 10
 #: From so many rows on tiles of any width are the default, and are tried.
 _FROM = 65
-#: Whether fma_few.cu has been compared on a chip: it is no default before that, only tried.
-_FEW_COMPARED = False
 
 
 def default(key: ScheduleKey, bucket: int) -> Schedule:
@@ -30,9 +28,7 @@ def default(key: ScheduleKey, bucket: int) -> Schedule:
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
     if _by_fma(key):
-        most = _rows(bucket)[1]
-        compared = most > fma.FEW or _FEW_COMPARED
-        return fma.choose(most, key.n or 1) if compared else triton.default(key, bucket)
+        return fma.choose(_rows(bucket)[1], key.n or 1)
     tiles = _tiles(key, bucket, 1)
     return tiles[0] if tiles else triton.default(key, bucket)
 

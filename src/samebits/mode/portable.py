@@ -172,14 +172,27 @@ def _power(original: Kernel) -> Kernel:
 
 
 def _quotient(original: Kernel) -> Kernel:
-    def quotient(self: torch.Tensor, other: torch.Tensor) -> Any:
-        if not other.is_cpu:
-            return original(self, other)
-        # torch would multiply by the reciprocal of a number. A tensor is divided by.
+    """``div.Tensor``. torch divides by what it holds on the host (a Python number, a tensor of no
+    axis on a CPU) by multiplying with the reciprocal, so here that lies on the GPU first."""
+
+    def quotient(self: torch.Tensor, other: torch.Tensor | complex) -> Any:
         dtype = torch.result_type(self, other)
-        if dtype not in DTYPE_CODE:
-            return original(self, other)
-        wide = torch.full((), other.item(), dtype=torch.float32, device=self.device)
-        return original(self.to(torch.float32), wide).to(dtype)
+        if dtype.is_complex:
+            return Unportable("div.Tensor", original)(self, other)
+        if not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
+        if isinstance(other, torch.Tensor):
+            if not _on_host(other, self):
+                # A CPU narrows a number in front before it divides it.
+                return original(self.to(dtype) if _on_host(self, other) else self, other)
+            other = other.item()
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        divisor = torch.full((), other, dtype=wide, device=self.device)
+        return original(self.to(wide), divisor).to(dtype)
 
     return quotient
+
+
+def _on_host(x: torch.Tensor, partner: torch.Tensor) -> bool:
+    """Whether x is a number of the host's beside a tensor of another device."""
+    return x.dim() == 0 and x.is_cpu and not partner.is_cpu

@@ -7,11 +7,9 @@ import torch
 
 from samebits.bits import view
 from samebits.contract import LinearContract, Split, hopper_mma, portable_linear
-from samebits.engines import products
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.linear import fma
 from samebits.engines.schedule import BUCKETS, ScheduleKey
-from samebits.engines.triton.linear.schedule import GemmSchedule
 from samebits.errors import DeviceError
 from samebits.plan import families
 
@@ -23,6 +21,7 @@ def test_what_the_kernels_do_not_take_is_said() -> None:
     x, w, y = torch.zeros(8, 64), torch.zeros(16, 64), torch.zeros(8, 16)
     assert fma.refusal(FP32, x, w, y) is None
     assert fma.refusal(FP32, x, w, y, torch.zeros(16).expand(8, 16)) is None
+    assert fma.refusal(FP32, x[:1], w, y[:1], torch.zeros(16).expand(1, 16)) is None
     tensor_core = LinearContract(Split(4), hopper_mma("bf16"), "bf16", "bf16")
     refused = {
         "the contract is no chain of fma": (tensor_core, x, w, y),
@@ -42,18 +41,13 @@ def test_what_the_kernels_do_not_take_is_said() -> None:
 
 
 @pytest.mark.parametrize("n", [24, 576, 4096, 14336])
-@pytest.mark.parametrize("compared", [False, True])
-def test_defaults_fill_the_chip_and_take_their_rows(
-    n: int, compared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products, "_FEW_COMPARED", compared)
+def test_defaults_fill_the_chip_and_take_their_rows(n: int) -> None:
     for device, dtype in (("sm_90", "fp32"), ("portable", "bf16")):
         key = ScheduleKey(op="linear", device=device, dtype=dtype, out_dtype=dtype, tree="chain",
                           n=n, k=4096)  # fmt: skip
         for bucket, m in enumerate(BUCKETS):
             chosen = families.default_at(key, bucket)
-            few = fma.FewFmaSchedule if compared else GemmSchedule
-            assert isinstance(chosen, few if m <= fma.FEW else fma.FmaSchedule)
+            assert isinstance(chosen, fma.FewFmaSchedule if m <= fma.FEW else fma.FmaSchedule)
             if isinstance(chosen, fma.FewFmaSchedule):
                 assert chosen.rows >= m and chosen.shared(4) <= 227 << 10
             assert chosen in families.candidates_at(key, bucket)

@@ -27,14 +27,9 @@ def ranked(
     least, m = rows
     found = [
         s for s in _tiles(n)
-        if s.height <= least and s.width <= n and s.takes(leaves) and not _unproven(s, leaves)
+        if s.height <= least and s.width <= n and s.takes(leaves)
     ]  # fmt: skip
     return sorted(found, key=lambda s: cycles(s, m, n, k, leaves))[:most]
-
-
-def _unproven(s: ProductSchedule, leaves: Leaves) -> bool:
-    """Leaves folded pairwise in registers: their bits have not been compared on a chip yet."""
-    return leaves.pairwise and not s.split
 
 
 def _tiles(n: int) -> Iterator[ProductSchedule]:

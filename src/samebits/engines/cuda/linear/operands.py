@@ -29,8 +29,11 @@ def refusal(
     for name, t in by_rows.items():
         if t.stride(1) != 1 or t.stride(0) * t.element_size() % 16 or t.data_ptr() % 16:
             return f"rows of {name} are not aligned: strides {t.stride()} at {t.data_ptr():#x}"
-    if c is not None and not (
-        c.dtype is x.dtype and c.stride(-1) == 1 and not any(c.stride()[:-1])
-    ):
+    if c is not None and not (c.dtype is x.dtype and c.stride(-1) == 1 and _shared(c)):
         return "c is no row of x's dtype for all rows"
     return None
+
+
+def _shared(c: torch.Tensor) -> bool:
+    """Whether all rows of c are one in memory. The stride of an axis of one entry means nothing."""
+    return all(s == 0 or n == 1 for s, n in zip(c.stride()[:-1], c.shape, strict=False))
