@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -98,6 +99,46 @@ def test_positive_terms_of_regular_trees_take_fewer_than_3_probes_a_leaf(
     oracle = PositiveOracle(leaves, meeting_first(tree))
     assert reconstruct(oracle) == tree
     assert oracle.probes < 3 * leaves
+
+
+def in_turn(sizes: tuple[int, ...], times: int) -> RevealedTree:
+    """One accumulator that takes chains of these sizes, all of them `times` times."""
+    n = sum(sizes) * times
+    nodes: list[tuple[int, int]] = []
+
+    def join(a: int, b: int) -> int:
+        nodes.append((a, b))
+        return n + len(nodes) - 1
+
+    ends = np.cumsum(sizes * times)
+    parts = [
+        reduce(join, range(end - size, end)) for end, size in zip(ends, sizes * times, strict=True)
+    ]
+    reduce(join, parts)
+    return RevealedTree.of(n, nodes)
+
+
+@pytest.mark.parametrize("capacity", [3, 64])
+@pytest.mark.parametrize(
+    ("sizes", "times"), [((96, 96, 64), 8), ((4,) * 16 + (48,), 12), ((32,), 48)]
+)
+def test_parts_that_repeat_take_fewer_than_3_probes_a_leaf(
+    sizes: tuple[int, ...], times: int, capacity: int
+) -> None:
+    """Also where one result counts few units, as averages in fp16 do."""
+    tree = in_turn(sizes, times)
+    oracle = SignedOracle(tree.leaves, counting(tree), capacity)
+    assert reconstruct(oracle) == tree
+    assert oracle.probes < 3 * tree.leaves
+
+
+def test_a_part_that_does_not_repeat_is_seen() -> None:
+    """What is suggested for parts that repeat is proved: one of them is cut elsewhere."""
+    for cut in range(1, 7):
+        sizes = (64,) * (cut + 3) + (63, 65) + (64,) * 20
+        tree = in_turn(sizes, 1)
+        for capacity in (3, 64):
+            assert reconstruct(SignedOracle(tree.leaves, counting(tree), capacity)) == tree
 
 
 @pytest.mark.parametrize("positive", [False, True])

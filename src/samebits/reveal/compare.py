@@ -44,7 +44,9 @@ def difference(
         oracle: Oracle
         if terms is None:
             signed = SignedBox(operand, row)
-            oracle = SignedOracle(operand.leaves, signed.count, signed.capacity)
+            oracle = SignedOracle(
+                operand.leaves, signed.count, signed.capacity, slots=len(signed.columns)
+            )
         else:
             oracle = PositiveOracle(operand.leaves, PositiveBox(operand, terms, row).together)
         nodes, pairs = _some(tree, most)

@@ -117,7 +117,7 @@ def reveal(
         op: how a function `fn` is called: like "sum", fn(x [m, k]) -> [m] (fn(x [k]) -> a scalar if
             m is None), if it is left out; like "linear", fn(x [m, k], w [n, k]) -> [m, n]; ...
         m: rows. The number of rows is part of the question: another one may have another tree.
-        n: columns.
+        n: columns, for an operation that has them: "linear", "mm", "bmm", "conv2d", "pv", "qk".
         dtype: of the operands: "fp32", "tf32", "bf16", "fp16", "e4m3", ... or a torch dtype.
         device: where it runs.
         batch: matrices of "bmm", heads of attention ("pv" and "qk").
@@ -185,7 +185,9 @@ def reveal_request(
             columns, rows = alike(operand, row, column, seed)
             notes += _others(columns, operand.slots, "row" if operand.rowwise else "column")
             box = SignedBox(operand, row, use=columns)
-            signed = SignedOracle(operand.leaves, box.count, box.capacity, seed)
+            signed = SignedOracle(
+                operand.leaves, box.count, box.capacity, seed, slots=len(box.columns)
+            )
             oracle = signed
             for guess in (True, False):
                 tree = reconstruct(oracle, seed=seed, guess=guess)

@@ -27,6 +27,9 @@ from samebits.reveal.triples import Bools, Triples
 
 #: Elements of a table of units.
 _MOST_CELLS = 1 << 26
+#: Times the capacity, and the sums of a call, from which on an order is suggested first: that takes
+#: fewer probes, but they follow from one another.
+_LARGE = 8
 #: Pairs of operands of a fused operation that are seen not to meet before the others, at most.
 _INSIDE = 1 << 9
 
@@ -99,12 +102,15 @@ class SignedOracle(Triples):
         leaves: number of addends.
         count: the black box.
         capacity: units that one result can count.
+        slots: sums of a call.
     """
 
     thorough = False
 
-    def __init__(self, leaves: int, count: Count, capacity: int, seed: int = 0) -> None:
-        self.leaves, self.capacity = leaves, capacity
+    def __init__(
+        self, leaves: int, count: Count, capacity: int, seed: int = 0, *, slots: int = 1
+    ) -> None:
+        self.leaves, self.capacity, self._slots = leaves, capacity, slots
         self.probes = 0
         self._count = count
         self._rng = np.random.default_rng(seed)
@@ -136,12 +142,12 @@ class SignedOracle(Triples):
         return mask
 
     def order(self, pivot: int, others: Integers) -> list[Integers]:
-        """See `Oracle`. About |others| probes; more beyond the capacity where it is not regular.
+        """See `Oracle`. |others| probes, a few more beyond the capacity where it is regular.
 
         A cell is a stretch of the order that is not known further. A small one is asked about with
         units on all its leaves, a large one with units on a sample, which cuts it into cells.
         """
-        if len(others) > self.capacity**2:
+        if len(others) > min(self.capacity**2, _LARGE * max(self.capacity, self._slots)):
             regular = self._regular(pivot, others)
             if regular is not None:
                 return regular

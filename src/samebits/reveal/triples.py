@@ -14,8 +14,9 @@ from samebits.reveal.tree import Integers
 
 #: Leaves from which on an order is suggested; and how many times fewer may need sorting after all.
 _REGULAR = 8
-#: Contiguous groups that are looked for at the end, and pairs that make a suggestion plausible.
-_MOST_OUTER, _PAIRS = 16, 16
+#: Contiguous groups that are looked for at the end, but for repeated ones; pairs that make a
+#: suggestion plausible; and groups of a turn whose ends are looked at.
+_MOST_OUTER, _PAIRS, _ENDS = 16, 16, 3
 
 Bools = npt.NDArray[np.bool_]
 
@@ -69,10 +70,14 @@ class Triples(ABC):
     def _suggested(self, pivot: int, others: Integers) -> list[Integers] | None:
         """An order that a few probes do not contradict: contiguous groups at the end, then digits.
 
+        Sizes of groups that repeat, one by one or several in turn, are taken to do so further in.
         None: the leaves do not look regular from here.
         """
         outer: list[Integers] = []
-        while len(outer) < _MOST_OUTER and others[0] > pivot:
+        seen: list[tuple[int, ...]] = []  # sizes from the end inwards; what repeats is one entry
+        for _ in range(_MOST_OUTER):
+            if others[0] <= pivot:
+                break
             groups = self._digits(pivot, others)
             if groups is not None and self._plausible(pivot, groups):
                 return [*groups, *outer]
@@ -84,18 +89,57 @@ class Triples(ABC):
                 else:
                     low = middle + 1
             outer.insert(0, others[low:])
+            seen.append((len(others) - low,))
             others = others[:low]
-            if not self._plausible(pivot, outer[:1]):
+            if not self._plausible(pivot, outer[:2]):
                 return None
+            for turn in range(1, len(seen) // 2 + 1):
+                sizes = tuple(size for entry in seen[-turn:] for size in entry)
+                if seen[-turn:] != seen[-2 * turn : -turn]:
+                    continue
+                times = self._repeated(pivot, others, sizes)
+                if times:
+                    seen[-2 * turn :] = [sizes * (2 + times)]
+                    cuts = len(others) - np.cumsum((0, *sizes * times))[::-1]
+                    outer[:0] = np.split(others[cuts[0] :], cuts[1:-1] - cuts[0])
+                    others = others[: cuts[0]]
             if len(others) < _REGULAR:
                 return [*(self._sorted(pivot, others) if len(others) else []), *outer]
         return None
 
+    def _repeated(self, pivot: int, others: Integers, sizes: tuple[int, ...]) -> int:
+        """How often groups of these sizes, given from the end inwards, seem to follow in turn."""
+        length = sum(sizes)
+        ends = np.cumsum(sizes)
+
+        def there(turn: int) -> bool:
+            """Whether some groups of a turn, counted from 0, begin and end where they should."""
+            some = np.unique(np.append(self._rng.integers(0, len(sizes), _ENDS), len(sizes) - 1))
+            first = len(others) - turn * length - ends[some]
+            last = first + np.array(sizes)[some] - 1
+            inside, after = first < last, first > 0
+            i = np.append(np.full(inside.sum(), pivot), others[first[after]])
+            j = np.append(others[first[inside]], np.full(after.sum(), pivot))
+            k = np.append(others[last[inside]], others[first[after] - 1])
+            return bool(self._ask(i, j, k).all())
+
+        good, bad = 0, len(others) // length + 1  # turns that are there, and are not
+        step = 1
+        while good + 1 < bad:
+            turns = min(good + step, bad - 1) if step else (good + bad) // 2
+            if there(turns - 1):
+                good, step = turns, 2 * step
+            else:
+                bad, step = turns, 0
+        return good
+
     def _plausible(self, pivot: int, groups: list[Integers]) -> bool:
         """Whether a few pairs of leaves are where they should be."""
         large = [group for group in groups if len(group) > 1]
-        most = min(_PAIRS, sum(map(len, groups)) // _REGULAR)
-        some = self._rng.integers(0, len(large), most if large else 0)
+        most = min(_PAIRS, max(1, sum(map(len, groups)) // _REGULAR))
+        bounds = np.cumsum([len(group) for group in large])  # a large group is as likely as it is
+        places = self._rng.integers(0, bounds[-1], most) if large else bounds
+        some = np.searchsorted(bounds, places, "right")
         pairs = [self._rng.choice(large[at], 2, replace=False) for at in some]
         if pairs and not self._ask(pivot, *np.array(pairs).T).all():
             return False
