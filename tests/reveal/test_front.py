@@ -96,12 +96,15 @@ def test_attention_adds_keys_in_leaves_and_scores_in_a_chain() -> None:
         assert scores.tree == RevealedTree.from_contract(contract.scores, 32)
 
 
+def sizes_of(op: str, m: int = 4, n: int = 16) -> dict[str, int]:
+    """Rows and columns, for operations that have them."""
+    columns = op in ("mm", "linear", "bmm", "conv2d", "pv", "qk")
+    return {} if op == "dot" else {"m": m} | ({"n": n} if columns else {})
+
+
 @pytest.mark.parametrize("op", [op for op in OPERATIONS if op not in ("all_reduce", "log_softmax")])
 def test_stock_operations_have_trees(op: str) -> None:
-    sizes = {"m": 4, "n": 16, "k": 72}
-    if op == "dot":
-        sizes = {"k": 72}
-    found = reveal(op, **sizes)
+    found = reveal(op, k=72, **sizes_of(op))
     assert found.tree.leaves == 72
     assert found.explained is not False
     assert RevealedTree.from_data(found.to_data()["tree"]) == found.tree
@@ -118,21 +121,47 @@ def test_averages_in_fp16_have_room_for_units(k: int) -> None:
 @pytest.mark.parametrize("k", [16, 24, 48, 96])
 def test_short_sums_take_fewer_than_3_probes_a_leaf(k: int) -> None:
     for op in ("sum", "linear", "norm"):
-        assert reveal(op, m=4, n=16, k=k).probes < 3 * k
+        assert reveal(op, k=k, **sizes_of(op)).probes < 3 * k
     assert reveal(lambda x: ops.softmax(x, -1), op="softmax", m=4, k=k).probes < 3 * k
 
 
+def last_row_apart(x: Tensor, w: Tensor) -> Tensor:
+    """As kernels do that take blocks of rows, and what is left in another way."""
+    y, half = ops.linear(x, w), w.shape[1] // 2
+    y[-1:] = ops.linear(x[-1:, :half], w[:, :half]) + ops.linear(x[-1:, half:], w[:, half:])
+    return y
+
+
 def test_rows_of_one_call_may_differ() -> None:
-    found = reveal("linear", m=6, n=64, k=512)
+    found = reveal(last_row_apart, op="linear", m=6, n=64, k=512)
     same = reveal(ops.linear, op="linear", m=6, n=64, k=512)
-    assert found.rows != tuple(range(6)), "stock fp32 products now treat all rows alike"
+    assert found.rows == tuple(range(5)) and found.tree == same.tree
     assert same.rows == tuple(range(6))
 
 
 def test_a_row_is_chosen() -> None:
-    first, last = (reveal("linear", m=5, n=64, k=512, row=row) for row in (0, 4))
-    assert 4 not in (first.rows or ()) and 0 not in (last.rows or ())
-    assert first.tree != last.tree
+    first, last = (reveal(last_row_apart, op="linear", m=5, n=64, k=512, row=row) for row in (0, 4))
+    assert (first.rows, last.rows) == ((0, 1, 2, 3), (4,))
+    assert parse_tree("lanes(16)") in first.tree.contracts
+    assert parse_tree("split(2) of lanes(16)") in last.tree.contracts
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "reason"),
+    [
+        ("sum", {"n": 8}, "sum has no such size: n = 8"),
+        ("softmax", {"m": 2, "n": 8}, "softmax has no such size: n = 8"),
+        ("dot", {"m": 2}, "dot has no such size: m = 2"),
+        ("linear", {"m": 2, "n": 8, "batch": 2}, "linear has no such size: batch = 2"),
+    ],
+)
+def test_sizes_that_an_operation_has_not_are_refused(
+    op: str, sizes: dict[str, int], reason: str
+) -> None:
+    with pytest.raises(RevealError, match=reason):
+        reveal(op, k=16, **sizes)
+    with pytest.raises(RevealError, match="op= says how"):
+        reveal(ops.linear, k=16, m=2, n=8)
 
 
 class Changing:
@@ -185,7 +214,7 @@ def test_bad_requests_are_refused() -> None:
         reveal("linear", m=2, n=8, k=8, row=3)
     for op in ("softmax", "pv", "qk"):
         with pytest.raises(RevealError, match="fp8 has no room"):
-            reveal(op, m=2, n=8, k=8, dtype="e4m3")
+            reveal(op, k=8, dtype="e4m3", **sizes_of(op))
     with pytest.raises(RevealError, match=r"returns torch\.float8"):
         reveal(lambda x, w: (x.float() @ w.float()).to(x.dtype), op="mm", k=8, dtype="e5m2")
     with pytest.raises(RevealError, match="divided by 16384"):

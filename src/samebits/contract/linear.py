@@ -98,6 +98,9 @@ class LinearContract(Contract):
     ) -> Operand:
         """The exact bits of the operation, computed on a CPU.
 
+        The tree is laid over the operands' own k, whatever sizes the contract was asked for with:
+        a part of a weight has the tree of the whole.
+
         Args:
             x: [..., M, K] or [K]; stored as `input` (see `operands.values`).
             weight: [N, K], or [..., N, K] with leading axes that broadcast with those of `x`.
@@ -144,7 +147,8 @@ class LinearContract(Contract):
         """Between which numbers each result lies: certified, see docs/intervals.md.
 
         Args:
-            x, weight, bias, out_dtype, alpha, beta, x_scale, w_scale: as in `evaluate`.
+            x, weight, bias, out_dtype, alpha, beta, x_scale, w_scale: as in `evaluate`; for another
+                weight take its own contract, whose tree may be another one.
             order: which orders of summation may have been used. "contract": this contract's.
                 "split": every split of k into contiguous chains with edges on multiples of 64,
                 folded so that neighbours meet. "any": every order at all, with this arithmetic.

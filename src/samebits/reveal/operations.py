@@ -26,6 +26,10 @@ _DTYPES = {
 _MOST = 1 << 22
 _FP8 = torch.float8_e4m3fn, torch.float8_e5m2
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name != "tf32"}
+#: Operations with columns, with several matrices or heads, and those without rows.
+_COLUMNS = frozenset({"mm", "linear", "bmm", "conv2d", "pv", "qk", "all_reduce"})
+_MATRICES = frozenset({"bmm", "pv", "qk"})
+_NO_ROWS = frozenset({"dot", "all_reduce"})
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class Request:
         op: a key of `OPERATIONS`.
         k: addends of a sum: the length of the reduced axis; for "qk" the head dimension.
         m: rows: of x for matrix products and rows, queries for attention, batch for convolutions.
-            None for a function of one vector.
-        n: columns: output features, value dimension of "pv", keys of "qk".
+            None for a function of one vector, and for "dot" and "all_reduce", which have no rows.
+        n: columns: output features, value dimension of "pv", keys of "qk"; for operations that have
+            columns only.
         dtype: "fp64", "fp32", "tf32" (fp32 on tensor cores), "bf16", "fp16", "e4m3", "e5m2", or a
             torch dtype.
         device: "cpu", "cuda", ...
@@ -67,6 +72,18 @@ class Request:
                 raise RevealError(f"{self.op}: {name} = {size!r}, where an integer is needed")
             if size < 1:
                 raise RevealError(f"{self.op}: {name} = {size}, where at least 1 is needed")
+        meaningless = [
+            f"{name} = {size}"
+            for name, size, has in (
+                ("m", self.m, self.op not in _NO_ROWS),
+                ("n", self.n, self.op in _COLUMNS),
+                ("batch", None if self.batch == 1 else self.batch, self.op in _MATRICES),
+            )
+            if size is not None and not has
+        ]
+        if meaningless:
+            own = "" if self.fn is None else "; op= says how a function is called"
+            raise RevealError(f"{self.op} has no such size: {', '.join(meaningless)}{own}")
         if self.k > _MOST:
             raise RevealError(f"{self.op}: k = {self.k}; sums of up to {_MOST} addends are probed")
         known = (*_DTYPES, *_NAMES)
