@@ -7,8 +7,9 @@ A ticket is four int32 on the device:
     2  keys that a leaf of the contract's attention holds, else 0
 
 A kernel compares by itself; nothing waits for it. The tickets of a device lie in one table, which
-is read as a whole whenever somebody wants to know (`take`), e.g. once a step. Its address never
-changes, so captured graphs keep writing there.
+is read as a whole whenever somebody wants to know (`take`), e.g. once a step. It stays where it is
+as long as the process runs, so kernels get a ticket by its address: captured graphs, and launches
+that start again without Python (`driver.recipes`), keep writing there.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ FORWARD = {
 SHARED = {"GROUP": 4, "KEYS": "dense", "PAGE": 0, "CAUSAL": True, "WINDOW": False, "SOFTCAP": False,
           "K_SCALE": False, "BLOCK_M": 16, "SLICE": 16, "PDL": True}  # fmt: skip
 #: Kernels that check their paths.
-CHECKED = {"seals": "*i64", "ticket": "*i32"}
+CHECKED = {"seals": "*i64", "ticket": "i64"}
 
 
 def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
@@ -56,7 +56,7 @@ def variants() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
         written = {"partial": "*fp32", "stats": "*fp32"}
         yield attention_kernel, split, written
         yield attention_kernel, split, written | CHECKED
-        yield attention_kernel, {"ONE_POSITION": True, "SPAN": span}, {"ticket": "*i32"}
+        yield attention_kernel, {"ONE_POSITION": True, "SPAN": span}, {"ticket": "i64"}
     for block in (16, 64):
         for mask, kind in ((0, None), (1, "*i1"), (2, "*fp32"), (2, "*bf16")):
             for softcap in (False, True):

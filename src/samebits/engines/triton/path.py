@@ -63,15 +63,28 @@ def views(x):
 
 
 @triton.jit
+def _word(ticket, at: tl.constexpr):
+    """Where a word of the ticket at an address is."""
+    return tl.cast(ticket, tl.pointer_type(tl.int32)) + at
+
+
+@triton.jit
 def expected_of(ticket):
     """The digest that the contract has, or its seed."""
-    return tl.load(ticket).to(tl.uint32, bitcast=True)
+    return tl.load(_word(ticket, 0)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def length_of(ticket):
+    """Keys of a leaf of the contract's attention."""
+    return tl.load(_word(ticket, 2))
 
 
 @triton.jit
 def judge(ticket, right):
     """Says so on the ticket if something is not right: `right` is a scalar or a vector."""
-    tl.atomic_add(ticket + 1 + right.to(tl.int32) * 0, 1, mask=right == 0, sem="relaxed")
+    wrong = _word(ticket, 1) + right.to(tl.int32) * 0
+    tl.atomic_add(wrong, 1, mask=right == 0, sem="relaxed")
 
 
 @triton.constexpr_function

@@ -93,16 +93,14 @@ def decode(
     box = STEP if table is None else min(STEP, page)
     partial = q.new_empty(batch * heads * leaves * d, dtype=torch.float32)
     sums = q.new_empty(batch * heads * leaves * 2, dtype=torch.float32)
-    seals: tuple[torch.Tensor, ...] = ()
+    seals: tuple[torch.Tensor | int, ...] = ()
     if tickets.checking():
         # A seal a leaf: its word, the sum of its maximum and denominator, those of its slices.
         size = 2 + d // _FOLD_COLUMNS
         memory = q.new_empty(batch * heads * leaves * size, dtype=torch.int64)
         subject = tickets.Subject("attention", contract.id, repr(schedule))
-        seals = (
-            memory,
-            tickets.ticket(q.device, subject, path.seed(contract), contract.leaf),
-        )
+        ticket = tickets.ticket(q.device, subject, path.seed(contract), contract.leaf)
+        seals = (memory, ticket.data_ptr())
     kernel = (d, contract.leaf, q.dtype, box, bool(seals))
     stride = 0 if table is None else table.stride(0)
     _decode_launcher(*kernel)(

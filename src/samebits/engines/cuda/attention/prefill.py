@@ -91,10 +91,11 @@ def prefill(
     section = min(sequences * heads, max(1, resident) * group)
     work = -(-rows // ROWS) * sequences * heads
     blocks = min(_processors(q.device.index) // cluster * cluster, work)
-    ticket: tuple[torch.Tensor, ...] = ()
+    ticket: tuple[int, ...] = ()
     if tickets.checking():
         subject = tickets.Subject("attention", contract.id, repr(schedule))
-        ticket = (tickets.ticket(q.device, subject, path.seed(contract), contract.leaf),)
+        made = tickets.ticket(q.device, subject, path.seed(contract), contract.leaf)
+        ticket = (made.data_ptr(),)
     run = _launcher(d, contract.leaf, causal, q.dtype, cluster, bool(ticket))
     run(
         (blocks,), Boxes(q, ROWS), Boxes(k, _KEYS // cluster), Boxes(v, _KEYS // cluster),

@@ -75,10 +75,11 @@ def spread(
     seen = max(1, leaves_seen(contract.leaf, keys, window))
     leaves = 1 << (seen - 1).bit_length()
     page, stride = (1, 0) if table is None else (k.size(2), table.stride(0))
-    ticket: tuple[torch.Tensor, ...] = ()
+    ticket: tuple[int, ...] = ()
     if tickets.checking():
         subject = tickets.Subject("attention", contract.id, "cuda.spread")
-        ticket = (tickets.ticket(q.device, subject, path.seed(contract), contract.leaf),)
+        made = tickets.ticket(q.device, subject, path.seed(contract), contract.leaf)
+        ticket = (made.data_ptr(),)
     _launcher(d, contract.leaf, q.dtype, leaves, bool(ticket))(
         (batch * kv_heads,), q, *q.stride()[:2], k, *k.stride()[:3], v, *v.stride()[:3],
         out, *out.stride()[:2], counts, added, keys, table, stride, page, kv_heads,

@@ -87,6 +87,8 @@ class Product:
         repeats: a launch and no other memory than the operands': it may be `recorded`.
     """
 
+    repeats = True
+
     def __init__(
         self,
         contract: LinearContract,
@@ -104,12 +106,11 @@ class Product:
         self.split = schedule.split
         self.processors = _processors(y.get_device())
         self.pitches = x.stride(0), w.stride(0), y.stride(0)
-        self.ticket: tuple[torch.Tensor, ...] = ()
+        self.ticket: tuple[int, ...] = ()
         if tickets.checking():
             subject = tickets.Subject("linear", contract.id, repr(schedule))
             expected = path.expected(contract.tree, self.k)
-            self.ticket = (tickets.ticket(x.device, subject, expected),)
-        self.repeats = not self.ticket
+            self.ticket = (tickets.ticket(x.device, subject, expected).data_ptr(),)
         self.launch = _launcher(
             schedule, x.dtype, leaves.count if self.split else 1,
             0 if self.split else accumulators(leaves), leaves.pairwise, y.dtype is torch.float32,

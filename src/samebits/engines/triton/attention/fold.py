@@ -147,7 +147,7 @@ def fold_kernel(
     CHECK: tl.constexpr = ticket is not None
     if CHECK:
         seed = path.expected_of(ticket)
-        length = tl.load(ticket + 2)
+        length = path.length_of(ticket)
     if PDL:
         gdc_wait()
     lo, hi = key_range(q_start + t, q_start + t, kv_len, window, CAUSAL, WINDOW)

@@ -217,7 +217,7 @@ def attention_kernel(
     digest = tl.full((), 0, tl.uint32)
     if CHECK:
         seed = path.expected_of(ticket)
-        length = tl.load(ticket + 2)
+        length = path.length_of(ticket)
         digest = seed
     leaf = lo // leaf_keys
     leaf_stop = tl.cdiv(hi, leaf_keys)

@@ -316,7 +316,7 @@ class _Call:
     starts: torch.Tensor | None = None
     q_start: int = 0
     table: torch.Tensor | None = None
-    ticket: torch.Tensor | None = None
+    ticket: int | None = None
 
     def run(self, mask: torch.Tensor | None = None, masked_at: float = 0.0) -> None:
         if self.contract.maximum == "ceil":
@@ -332,7 +332,7 @@ class _Call:
         if tickets.checking():
             subject = tickets.Subject("attention", self.contract.id, repr(self.schedule))
             seed, device = path.seed(self.contract), self.q.device
-            self.ticket = tickets.ticket(device, subject, seed, self.contract.leaf)
+            self.ticket = tickets.ticket(device, subject, seed, self.contract.leaf).data_ptr()
         schedule, lanes = self.schedule, self.batch * self.kv_heads
         group = self.out.size(1) // self.kv_heads
         leaves = -(-self.kv_len // self.contract.leaf)

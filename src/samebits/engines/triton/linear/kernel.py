@@ -50,7 +50,7 @@ def gemm_kernel(
         partials: with SPLIT, fp32 [batch * tiles, LEAVES, BLOCK_R * BLOCK_C].
         arrivals: with SPLIT, int32 [batch * tiles], zero before and after.
         seals: with SPLIT and a ticket, int64 [batch * tiles, LEAVES, BLOCK_R + 1].
-        ticket: of `engines.tickets`: paths are checked; or None.
+        ticket: address of one of `engines.tickets`: paths are checked; or None.
         leaf: elements of k in a leaf; LEAVES is how many leaves k has.
         EVEN_K: leaf and k are multiples of BLOCK_K.
         FMA: fp32 operands multiply by IEEE fma, not on the tensor core as tf32.

@@ -27,7 +27,7 @@ def persistent_kernel(
         y: tensor descriptor of [rows, cols] with blocks of BLOCK_C / 2 columns: a tile is stored in
             halves, which leaves the shared memory to blocks in flight.
         c: bias, see `tile.finish`.
-        ticket: of `engines.tickets`: paths are checked; or None.
+        ticket: address of one of `engines.tickets`: paths are checked; or None.
         leaf: elements of k in a leaf, a multiple of BLOCK_K unless there is one leaf.
     """
     half: tl.constexpr = BLOCK_C // 2

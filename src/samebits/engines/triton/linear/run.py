@@ -162,7 +162,7 @@ class _Plain:
         self.swap, self.leaves = schedule.swap, leaves.count
         self.split = schedule.split and leaves.count > 1
         self.ticket = _ticket(contract, schedule, x)
-        self.repeats = not self.split and self.ticket is None
+        self.repeats = not self.split
         self.tma = schedule.tma
         turns = [False, False]
         if self.tma:
@@ -237,6 +237,8 @@ class _Plain:
 class _Persistent:
     """`persistent_kernel` for operands of given strides; M is free."""
 
+    repeats = True
+
     def __init__(
         self,
         contract: LinearContract,
@@ -255,7 +257,6 @@ class _Persistent:
         self.numbers = x.shape[-1], leaves.length, *_strides(c)[:2]
         self.processors = processors(y.device)
         self.ticket = _ticket(contract, schedule, x)
-        self.repeats = self.ticket is None
         self.launch = prepare(
             persistent_kernel,
             BLOCK_R=self.block_m, BLOCK_C=self.block_n, BLOCK_K=schedule.block_k,
@@ -291,14 +292,13 @@ class _Persistent:
 Plan = _Plain | _Persistent
 
 
-def _ticket(
-    contract: LinearContract, schedule: GemmSchedule, x: torch.Tensor
-) -> torch.Tensor | None:
-    """What the kernel compares its path with, where paths are checked."""
+def _ticket(contract: LinearContract, schedule: GemmSchedule, x: torch.Tensor) -> int | None:
+    """Address of what the kernel compares its path with, where paths are checked."""
     if not tickets.checking():
         return None
     subject = tickets.Subject("linear", contract.id, repr(schedule))
-    return tickets.ticket(x.device, subject, path.expected(contract.tree, x.shape[-1]))
+    expected = path.expected(contract.tree, x.shape[-1])
+    return tickets.ticket(x.device, subject, expected).data_ptr()
 
 
 class _Copies:
