@@ -153,7 +153,8 @@ class LinearContract(Contract):
                 "split": every split of k into contiguous chains with edges on multiples of 64,
                 folded so that neighbours meet. "any": every order at all, with this arithmetic.
             replay: with "contract": evaluate the contract, so that its own result is known and
-                only the exact one is enclosed. False bounds both from the operands, cheaply.
+                only the exact one is enclosed. False bounds both from the operands: a wider
+                interval that owes nothing to the evaluator.
             engine: see `dot.dot`.
 
         Raises:

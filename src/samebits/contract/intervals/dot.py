@@ -22,6 +22,7 @@ import numpy as np
 
 from samebits.contract import numerics as nx
 from samebits.contract.arithmetic import FP32, Arithmetic, BlockFma
+from samebits.contract.intervals import blocks
 from samebits.contract.intervals.ball import EXACT, Ball
 from samebits.contract.intervals.interval import fp32_ends
 from samebits.contract.numerics import F32, F64
@@ -152,7 +153,9 @@ def lost(
         error = _finite((steps + folds) * (half + _TINY), largest + rough)
         return Lost(error, error)
     grid, digits = 2.0**-arithmetic.fraction, 2.0 ** (1 - arithmetic.significand)
-    least = 2.0 ** (arithmetic.floor - arithmetic.fraction) * (of.terms + steps)
+    # A subnormal accumulator sets the grid as the smallest normal number would.
+    lowest = max(arithmetic.floor, FP32.min_exponent)
+    least = 2.0 ** (lowest - arithmetic.fraction) * (of.terms + steps)
     least += steps * 2.0 ** (FP32.min_exponent + 1 - arithmetic.significand)
     share = (of.terms + steps) * grid + steps * digits + folds * UNIT
     rough = _solved(share, largest, least)
@@ -250,15 +253,22 @@ def ends(total: Ball, error: Lost) -> Range:
         )
 
 
+def chain(x: F32, w: F32, arithmetic: Arithmetic) -> Range:
+    """The fp32 numbers that a chain over ascending k may give, without evaluating it."""
+    if isinstance(arithmetic, BlockFma):
+        return blocks.chain(x, w, arithmetic)
+    return ends(*chains(x, w, arithmetic))
+
+
 def along(x: F32, w: F32, tree: Tree, arithmetic: Arithmetic) -> Range:
     """The fp32 numbers that a contract's accumulator may be, without evaluating it: [M, N] each."""
 
     def leaf(kind: Leaf, start: int, stop: int) -> Range:
         a, b = x[:, start:stop], w[:, start:stop]
         if not isinstance(kind, Lanes):
-            return ends(*chains(a, b, arithmetic))
+            return chain(a, b, arithmetic)
         width = kind.width
-        lanes = [ends(*chains(a[:, i::width], b[:, i::width], arithmetic)) for i in range(width)]
+        lanes = [chain(a[:, i::width], b[:, i::width], arithmetic) for i in range(width)]
         while len(lanes) > 1:
             half = len(lanes) // 2
             lanes = [_added(lanes[i], lanes[i + half]) for i in range(half)]

@@ -267,7 +267,7 @@ def _block_scaled(
     first = last = np.zeros((len(x), len(w)), np.float32)
     for i, at in enumerate(_leaves(x.shape[1], scales)):
         factor = nx.mul32(scales[0][i], scales[1][i])
-        leaf = bounds.ends(*bounds.chains(x[:, at], w[:, at], contract.arithmetic))
+        leaf = bounds.chain(x[:, at], w[:, at], contract.arithmetic)
         a, b = (nx.mul32(end, np.sign(factor)) for end in leaf)
         least, most = np.minimum(a, b), np.maximum(a, b)
         first = nx.fma32(least, np.abs(factor), first)
