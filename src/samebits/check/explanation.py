@@ -157,6 +157,8 @@ class Explanation:
         swaps: the experiments with contract twins.
         modules: every compared module output in order of execution.
         trees: how the operation added in the two runs, where that could be probed.
+        rest: after a reordering: what still parts the runs with the switch on, where no order
+            does; None where nothing was seen to.
         passes: forward passes of the model that it took.
         environment: versions and machine.
     """
@@ -174,6 +176,7 @@ class Explanation:
     swaps: tuple[Swap, ...] = ()
     modules: tuple[ModuleMark, ...] = ()
     trees: tuple[str, ...] = ()
+    rest: Explanation | None = None
     passes: int = 0
     environment: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
@@ -181,7 +184,8 @@ class Explanation:
     @property
     def allowed(self) -> bool:
         """Whether floating point lets the runs differ: they are equal, or were only reordered."""
-        return self.kind is None or KINDS[self.kind].allowed
+        here = self.kind is None or KINDS[self.kind].allowed
+        return here and (self.rest is None or self.rest.allowed)
 
     @property
     def verdict_line(self) -> str:
@@ -198,17 +202,32 @@ class Explanation:
         """Whether the runs may differ, and what to do."""
         if self.kind is None:
             return "They agree, as they should."
-        if self.allowed:
-            return (
-                "Stock PyTorch promises no order, so this is not a defect; under "
-                "samebits.enable() the order is part of the contract and the bits are equal."
-            )
+        if KINDS[self.kind].allowed:
+            return f"Stock PyTorch promises no order, so this is not a defect{self._behind}"
         if self.kind == "inputs":
             return (
                 "This says nothing about the model: give both runs the same request, or say with "
                 "`align` which rows and tokens belong together."
             )
         return "They should not differ: this is a defect or a setting, not rounding."
+
+    @property
+    def _behind(self) -> str:
+        """What is known of the runs without this reordering."""
+        if self.rest is not None:
+            found = self.rest.verdict_line.removeprefix(f"{self.rest.target}: ")
+            if self.rest.allowed:
+                return f"; the switch does not change it: {found}. {self.rest.cause}"
+            return (
+                f". But it hides another difference, which is left with the switch on: {found}. "
+                + (f"{self.rest.cause} {self.rest.should}")
+            )
+        if any(not swap.differing for swap in self.swaps):
+            return (
+                "; under samebits.enable() the order is part of the contract and the bits are "
+                "equal."
+            )
+        return ". Whether the runs agree without it could not be tried."
 
     def to_json(self, *, indent: int | None = 1) -> str:
         """The explanation as JSON text."""

@@ -13,6 +13,7 @@ from samebits import bits
 from samebits.check.cause import precision
 from samebits.check.cause.capture import Operation, Origin, base_name
 from samebits.check.cause.factors import Isolation
+from samebits.check.cause.settings import on_stock
 from samebits.check.compare import Bits
 from samebits.check.explanation import Factor
 from samebits.check.result import Noise
@@ -117,7 +118,7 @@ class Case:
         whole = "attention" in base_name(self.first.func) or base_name(self.first.func) == "bmm"
         if self.unlike or (self.first.alone and whole):
             return None
-        return noise(self.first, self.second)
+        return on_stock(noise)(self.first, self.second)
 
     @property
     def of_bound(self) -> tuple[float, float] | None:
@@ -172,6 +173,7 @@ def _near(op: Operation, x: list[torch.Tensor], y: list[torch.Tensor]) -> bool:
     return small((tuple(op.parts(x)), tuple(op.parts(y))))
 
 
+@on_stock
 def small(values: tuple[Bits, Bits]) -> bool:
     """Whether results are as near as a few hundred roundings of the largest element."""
     for a, b in zip(*values, strict=False):

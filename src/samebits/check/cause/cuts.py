@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from samebits.check.cause.capture import Operation
+from samebits.check.cause.settings import on_stock
 from samebits.check.compare import Bits
 
 #: How far results of other rows part at least, and results of the same row at most.
@@ -50,6 +51,7 @@ def time_first(first: Operation, second: Operation) -> bool:
     return bool(pair[0]) and parted(*pair) <= _NEAR
 
 
+@on_stock
 def parted(x: Bits | list[torch.Tensor], y: Bits | list[torch.Tensor]) -> float:
     """How far results part: the mean distance of their elements in units of their RMS.
 
@@ -66,6 +68,7 @@ def parted(x: Bits | list[torch.Tensor], y: Bits | list[torch.Tensor]) -> float:
     return max(found)
 
 
+@on_stock
 def _holds(
     results: list[torch.Tensor], wanted: list[torch.Tensor], got: list[torch.Tensor]
 ) -> bool:

@@ -15,6 +15,9 @@ from samebits.check.tape import Key
 from samebits.errors import UncoveredError
 from samebits.mode import deterministic, is_on
 
+#: How the exchange of all operations is called.
+EVERYTHING = "everything (the switch)"
+
 
 class Exchange:
     """Exchanges operations for their twins.
@@ -78,7 +81,7 @@ class Exchange:
         except UncoveredError as error:
             self.evidence.append(f"With the switch on it does not run: {error}")
             return []
-        return [SwapResult("everything (the switch)", 0, *still_differing(x, y, self.runs))]
+        return [SwapResult(EVERYTHING, 0, *still_differing(x, y, self.runs))]
 
 
 def still_differing(x: Marks, y: Marks, runs: Runs) -> tuple[int, str | None]:

@@ -4,7 +4,8 @@ First divergence: hashes of all modules' inputs and outputs (one run each), then
 that one module runs itself (one more each), then the operands of the one operation (one more each).
 Cause: that operation by itself with one factor changed at a time, then both runs again with that
 operation alone computed under its contract. Some 14 forward passes in all, whatever the depth, and
-memory for one operation's operands.
+memory for one operation's operands. Where a reordering is not all of it, the same again with the
+switch on, where orders are equal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from samebits.check.cause.exchange import EVERYTHING
 from samebits.check.cause.runs import Align, Call, Function, Runs
 from samebits.check.cause.search import Search
 from samebits.check.cause.twins import Twins
@@ -23,7 +25,8 @@ from samebits.check.environment import environment
 from samebits.check.explanation import Explanation
 from samebits.check.subject import device_of
 from samebits.check.tape import tensors
-from samebits.errors import SettingError
+from samebits.errors import SamebitsError, SettingError
+from samebits.mode import deterministic
 
 
 def explain(
@@ -70,10 +73,33 @@ def explain(
     _require_untouched(untouched)
     try:
         found = Search(runs, twins or {}).run()
+        rest, passes = _rest(found, runs, align, twins or {})
     finally:
         runs.finish()
     device = device_of(module) if module is not None else torch.device("cpu")
-    return replace(found, target=target, passes=runs.passes, environment=environment(device))
+    return replace(
+        found, target=target, rest=rest, passes=runs.passes + passes,
+        environment=environment(device),
+    )  # fmt: skip
+
+
+def _rest(
+    found: Explanation, runs: Runs, align: Align, twins: Twins
+) -> tuple[Explanation | None, int]:
+    """What a reordering hides: the cause of what differs with the switch on; and passes it took."""
+    left = found.swaps[-1] if found.swaps else None
+    if found.kind != "reordering" or left is None or left.what != EVERYTHING or not left.differing:
+        return None, 0
+    runs.rewind()
+    with deterministic():
+        again = Runs(runs.module, runs.calls, align)
+        try:
+            rest = Search(again, twins).run()
+        except SamebitsError:  # what was found already is worth more
+            return None, again.passes
+        finally:
+            again.finish()
+    return None if rest.kind is None else rest, again.passes
 
 
 def _calls(model: Any, first: Any, second: Any) -> tuple[torch.nn.Module | None, tuple[Call, Call]]:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from samebits.check.cause.capture import Operation, base_name
 from samebits.check.cause.products import OUTPUT, UNIT, sample
+from samebits.check.cause.settings import on_stock
 from samebits.mode.coverage import moves_data
 
 _PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1), "convolution": (0, 1)}
@@ -44,6 +45,7 @@ class Judgement:
     narrower: tuple[str | None, str | None] = (None, None)
 
 
+@on_stock
 def judge(first: Operation, second: Operation) -> Judgement | None:
     """Compares two calls of an operation with the exact result; None where it has no binary64."""
     if not all(op.output and op.output[0].dtype in OUTPUT for op in (first, second)):

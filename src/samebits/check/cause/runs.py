@@ -70,6 +70,7 @@ class Runs:
         align: which part of each is compared; see `samebits.check.cause.explain`.
 
     Attributes:
+        module, calls: what was given.
         requests: the part of each run that is compared.
         passes: forward passes of the model so far (calls, where there is no model).
         seen: the model ran in the calls.
@@ -80,7 +81,7 @@ class Runs:
     def __init__(
         self, module: torch.nn.Module | None, calls: tuple[Call, Call], align: Align
     ) -> None:
-        self.module, self._calls = module, calls
+        self.module, self.calls = module, calls
         self.passes = 0
         self._states: list[State] = []
         shapes, values = [], []
@@ -109,7 +110,7 @@ class Runs:
         """
         try:
             with tape.playing(), torch.no_grad():
-                value = self._calls[side]()
+                value = self.calls[side]()
         except SamebitsError:
             raise
         except Exception as error:
@@ -179,6 +180,10 @@ class Runs:
     def unannounced(self) -> bool:
         """Whether the calls leave it to us to see what belongs to the request."""
         return not self._own
+
+    def rewind(self) -> None:
+        """Puts the random state and the model's buffers back to what the first run met."""
+        self._states[FIRST].restore()
 
     def finish(self) -> None:
         """Leaves the random state and the model's buffers as the two plain runs left them."""
