@@ -8,6 +8,7 @@ from faulty import events, flip
 
 import samebits
 from samebits import guard
+from samebits.engines.cpu import _cpu
 from samebits.errors import GuardError
 from samebits.guard.cache import Sums
 
@@ -64,9 +65,27 @@ def test_numbers_of_any_type_are_summed() -> None:
 def test_nothing_is_kept_while_nothing_is_sampled() -> None:
     with samebits.deterministic():
         sums, keys, values = filled()
-        assert sums._sums is None
+        assert sums._from is None
         flip(keys)
     with samebits.deterministic(guard="sample:1"):
         write(sums, keys, values, 20)
         flip(keys)  # written before sums began
         write(sums, keys, values, 25)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("width", [1, 67, (1 << 16) + 3])
+def test_sums_name_the_positions_that_changed(dtype: torch.dtype, width: int) -> None:
+    """Of the lowest numbers, too, whose sums in fewer bits would be the largest."""
+    x = torch.full((2, 1, 9, width), torch.iinfo(dtype).min, dtype=dtype)
+    y = torch.zeros(2, 1, 9, 4, dtype=torch.int32)
+    held = [(t.data_ptr(), t.element_size(), t.shape[3]) for t in (x, y)]
+    sums = _cpu.CacheSums(1, 9, held)
+    sums.write(2, 0, 9)
+    assert sums.changed(2, 0, 9) == []
+    x[1, 0, 6, -1] += 1
+    x[0, 0, 2, 0] += 1
+    y[0, 0, 6, 3] = -1
+    assert sums.changed(2, 0, 9) == [2, 6] and sums.changed(2, 3, 6) == []
+    sums.write(2, 6, 7)
+    assert sums.changed(2, 0, 9) == [2]

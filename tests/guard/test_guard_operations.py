@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import samebits
 from samebits import cli, settings
+from samebits.engines.cpu import _cpu
 from samebits.errors import SettingError
 from samebits.guard import Device, Event, counts, logs, metrics, publish
 from samebits.guard.alarms import ALARMS, rules
@@ -63,6 +64,7 @@ def nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """What faults of other tests have left in this process' counters does not count."""
     for name in counts.__struct_fields__:
         monkeypatch.setattr(counts, name, type(getattr(counts, name))())
+    monkeypatch.setattr(_cpu, "guard_counts", lambda: [0, 0, 0])
     monkeypatch.setattr(recorder, "_closed", recorder.Counters())
 
 

@@ -11,9 +11,10 @@ it here, and the observer of the call takes it.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
+
+from samebits.engines.cpu import _cpu
 
 Compute = Callable[..., Any]
 #: Module, name and function -> what takes its place.
@@ -75,21 +76,11 @@ def watched() -> bool:
     return _wrap is not None
 
 
-class Found(threading.local):
-    """What the launches of a thread have found.
-
-    Attributes:
-        wrong: outputs that took another path than the contract's, since somebody looked.
-        blind: launches of kernels that cannot follow their paths, such as a vendor's.
-    """
-
-    wrong = 0
-    blind = 0
-
-
-found = Found()
-
-
 def report(wrong: int) -> None:
     """A launch of this thread found that so many outputs took another path than the contract's."""
-    found.wrong += wrong
+    _cpu.found_wrong(wrong)
+
+
+def blind() -> None:
+    """A launch of this thread cannot follow its path, such as that of a vendor's kernel."""
+    _cpu.found_blind()

@@ -7,23 +7,20 @@ So a cache remembers the sum of the integer view of every position, and now and 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from samebits import bits
+from samebits.engines.cpu import _cpu
 from samebits.errors import GuardError
 from samebits.guard import control, observe, settle
 from samebits.guard.devices import identify
 from samebits.guard.events import Event, counts, publish
-from samebits.guard.setting import turns
 
 
 class Sums:
     """Of one layer of a cache: tensors [batch, heads, positions, width], contiguous.
-
-    On a CPU NumPy adds, in the same memory: a call of it costs a fifth of torch's.
 
     Sums begin with the first write while calls are sampled, and what was written before is not
     checked. The share of writes before which all is summed again is that of sampled calls.
@@ -31,12 +28,11 @@ class Sums:
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._device = tensors[0].device
-        on_cpu = self._device.type == "cpu"
-        views = [bits.view(x) for x in tensors]
-        self._views: list[Any] = [view.numpy() for view in views] if on_cpu else views
-        self._int64: Any = np.int64 if on_cpu else torch.int64
-        self._sums: list[Any] | None = None
-        self._from = 0
+        self._kept: _cpu.CacheSums | _Apart = (
+            _together(tensors) if self._device.type == "cpu" else _Apart(tensors)
+        )
+        self._tensors = tensors  # whose memory is read
+        self._from: int | None = None
         self._number = 0
 
     def write(self, rows: int, begin: int, end: int) -> None:
@@ -45,29 +41,20 @@ class Sums:
         Raises:
             GuardError: what was there before has changed.
         """
-        setting = control.setting()
-        if setting.rate == 0:
-            self._sums = None
+        if control.setting().rate == 0:
+            self._from = None
             return
-        if self._sums is None or begin < self._from:
-            length = self._views[0].shape[2]
-            self._sums = [self._zeros(length) for _ in self._views]
-            self._from, self._number, self._rate = begin, 0, setting.rate
-            self._turns = turns(control.seed(), setting.rate)
-            self._due = next(self._turns)
-        if self._number == self._due:
-            self._due = next(self._turns)
-            if not observe.capturing():
-                self.check(rows, begin)
+        if self._from is None or begin < self._from:
+            self._from, self._number = begin, 0
+        if _cpu.guard_due(self._number) and not observe.capturing():
+            self.check(rows, begin)
         self._number += 1
-        for view, sums in zip(self._views, self._sums, strict=True):
-            sums[begin:end] = self._columns(view, rows, begin, end)
+        self._kept.write(rows, begin, end)
 
     def rewrite(self, rows: int, end: int) -> None:
         """All positions up to `end` were moved among sequences: they are summed anew."""
-        if self._sums is not None:
-            for view, sums in zip(self._views, self._sums, strict=True):
-                sums[self._from : end] = self._columns(view, rows, self._from, end)
+        if self._from is not None:
+            self._kept.write(rows, self._from, end)
 
     def check(self, rows: int, end: int) -> None:
         """Compares the positions that are known, up to `end`.
@@ -75,27 +62,49 @@ class Sums:
         Raises:
             GuardError: some have changed since they were written.
         """
-        if self._sums is None or end <= self._from:
+        if self._from is None or end <= self._from:
             return
         began = time.perf_counter()
         counts.cache_checks += 1
-        changed: set[int] = set()
-        for view, sums in zip(self._views, self._sums, strict=True):
-            now = self._columns(view, rows, self._from, end)
-            wrong = now != sums[self._from : end]
-            changed |= {self._from + at for at, differs in enumerate(wrong.tolist()) if differs}
+        changed = self._kept.changed(rows, self._from, end)
         counts.seconds += time.perf_counter() - began
         if changed:
-            raise _lost(self._device, sorted(changed), time.perf_counter() - began)
+            raise _lost(self._device, changed, time.perf_counter() - began)
 
-    def _zeros(self, length: int) -> Any:
-        if self._int64 is np.int64:
-            return np.zeros(length, np.int64)
-        return torch.zeros(length, dtype=torch.int64, device=self._device)
 
-    def _columns(self, view: Any, rows: int, begin: int, end: int) -> Any:
-        """The sum of every position [begin, end): int64."""
-        return view[:rows, :, begin:end].sum((0, 1, 3), dtype=self._int64)
+def _together(tensors: Sequence[torch.Tensor]) -> _cpu.CacheSums:
+    """On a CPU: one call sums all tensors, where they lie."""
+    _, heads, length, _ = tensors[0].shape
+    held = [(x.data_ptr(), x.element_size(), x.shape[3]) for x in tensors]
+    return _cpu.CacheSums(heads, length, held)
+
+
+class _Apart:
+    """On any other device; see `_cpu.CacheSums`."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._views = [bits.view(x) for x in tensors]
+        length, device = tensors[0].shape[2], tensors[0].device
+        self._sums = [torch.zeros(length, dtype=torch.int64, device=device) for _ in tensors]
+
+    def write(self, rows: int, begin: int, end: int) -> None:
+        for view, sums in zip(self._views, self._sums, strict=True):
+            sums[begin:end] = _columns(view, rows, begin, end)
+
+    def changed(self, rows: int, begin: int, end: int) -> list[int]:
+        wrong = torch.stack(
+            [
+                _columns(view, rows, begin, end) != sums[begin:end]
+                for view, sums in zip(self._views, self._sums, strict=True)
+            ]
+        )
+        found: list[int] = (begin + wrong.any(0).nonzero().flatten()).tolist()
+        return found
+
+
+def _columns(view: torch.Tensor, rows: int, begin: int, end: int) -> torch.Tensor:
+    """The sum of every position [begin, end): int64."""
+    return view[:rows, :, begin:end].sum((0, 1, 3), dtype=torch.int64)
 
 
 def _lost(device: torch.device, positions: list[int], seconds: float) -> GuardError:

@@ -38,11 +38,6 @@ def setting() -> Setting:
     return _setting
 
 
-def seed() -> int:
-    """What decides which calls are sampled."""
-    return _seed
-
-
 def configure(
     *,
     seed: int | None = None,

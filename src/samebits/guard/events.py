@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from samebits.engines.cpu import _cpu
 from samebits.guard.devices import Device
 
 _log = logging.getLogger("samebits.guard")
@@ -104,9 +105,6 @@ class Counts(msgspec.Struct):
     With several threads a few increments may be lost: these are figures, not evidence.
 
     Attributes:
-        calls: seen by the guard.
-        path_checks: calls whose paths were compared.
-        unchecked: calls in path mode whose kernel writes no path, such as a vendor's.
         samples: calls that were executed again.
         cache_checks: sums of keys and values that were compared.
         mismatches: calls that failed a check.
@@ -114,14 +112,26 @@ class Counts(msgspec.Struct):
         seconds: time spent on samples and replays.
     """
 
-    calls: int = 0
-    path_checks: int = 0
-    unchecked: int = 0
     samples: int = 0
     cache_checks: int = 0
     mismatches: int = 0
     replays: int = 0
     seconds: float = 0.0
+
+    @property
+    def calls(self) -> int:
+        """Calls seen by the guard."""
+        return _cpu.guard_counts()[0]
+
+    @property
+    def path_checks(self) -> int:
+        """Calls whose paths were compared."""
+        return _cpu.guard_counts()[1]
+
+    @property
+    def unchecked(self) -> int:
+        """Calls in path mode whose kernel writes no path, such as a vendor's."""
+        return _cpu.guard_counts()[2]
 
 
 #: Of this process; only ever grows.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,44 +10,16 @@ from typing import Any
 import torch
 
 from samebits.engines import watch
+from samebits.engines.cpu import _cpu
 from samebits.guard import cpu_points, results, settle
 from samebits.guard.events import counts
 from samebits.guard.points import Again, Call, Point
-from samebits.guard.setting import Setting, turns
-
-
-class _State:
-    """What the guard knows of a thread.
-
-    Attributes:
-        inside: calls are the guard's own, or below one that it watches.
-        believing: calls run by the schedule that is believed.
-        number: of the next call.
-        turns, due: numbers of calls that are sampled, and the next one; -1: none is.
-    """
-
-    __slots__ = ("believing", "due", "inside", "number", "turns")
-
-    def __init__(self, rate: float, seed: int) -> None:
-        self.inside = self.believing = False
-        self.turns = turns(seed, rate)
-        self.number, self.due = 0, next(self.turns)
-
-
-class _Thread(threading.local):
-    """Its state: one look-up of a thread's own variable a call."""
-
-    def __init__(self, rate: float, seed: int) -> None:
-        self.state = _State(rate, seed)
-
-
-_thread = _Thread(0, 0)
+from samebits.guard.setting import Setting
 
 
 def start(setting: Setting, seed: int) -> None:
     """Watches the engines' functions from now on."""
-    global _thread
-    _thread = _Thread(setting.rate, seed)
+    _cpu.guard_start(seed, setting.rate)
     watch.install(lambda module, name, fn: _watched(_point(module, name, fn), setting))
 
 
@@ -56,7 +27,14 @@ def _watched(point: Point, setting: Setting) -> Callable[..., Any]:
     """What takes a function's place: itself, where nothing of it is ever looked at."""
     if setting.rate == 0 and not point.follows:
         return point.fn
-    return _observed(point, setting.path)
+
+    def keep(*args: Any, **options: Any) -> Call:
+        return point.call(args, options)
+
+    follows, out_at = setting.path and point.follows, point.out_at
+    return _cpu.Guarded(
+        point.fn, keep, _settle_path, _look_at, follows, -1 if out_at is None else out_at
+    )
 
 
 def _point(module: str, name: str, fn: Callable[..., Any]) -> Point:
@@ -73,59 +51,21 @@ def stop() -> None:
     watch.remove()
 
 
-def _observed(point: Point, path: bool) -> Callable[..., Any]:
-    fn, thread, found, out_at = point.fn, _thread, watch.found, point.out_at
-    follows = path and point.follows
-
-    def observed(*args: Any, **options: Any) -> Any:
-        state = thread.state
-        if state.inside:
-            return fn(*args, **options)
-        counts.calls += 1
-        number = state.number
-        state.number = number + 1
-        call = None
-        if out_at is not None and (len(args) > out_at or "out" in options):
-            # An addend that the result overwrites has to be kept from before.
-            call = point.call(args, options)
-        state.inside = True
-        try:
-            result = fn(*args, **options)
-            if follows:
-                if found.blind:
-                    found.blind = 0
-                    counts.unchecked += 1
-                else:
-                    counts.path_checks += 1
-                if found.wrong:
-                    _settle_path(call or point.call(args, options), result, number)
-            if number == state.due or state.believing:
-                _look_at(call or point.call(args, options), result, number, state)
-        finally:
-            state.inside = False
-        return result
-
-    return observed
-
-
-def _settle_path(call: Call, result: Any, number: int) -> None:
+def _settle_path(call: Call, result: Any, number: int, wrong: int) -> None:
     """A launch below found that its path was wrong."""
     began = time.perf_counter()
     call.result, call.number = result, number
-    detail = f"{watch.found.wrong} outputs took another path than the contract's"
+    detail = f"{wrong} outputs took another path than the contract's"
     try:
         settle.settle(call, "path", detail, None)
     finally:
-        watch.found.wrong = 0  # what replays have found is not the next call's
         counts.seconds += time.perf_counter() - began
 
 
-def _look_at(call: Call, result: Any, number: int, state: _State) -> None:
+def _look_at(call: Call, result: Any, number: int, _: int) -> None:
     """A call whose turn it is, or all calls while schedules are believed."""
     call.result, call.number = result, number
-    if number == state.due:
-        state.due = next(state.turns)
-    if state.believing:
+    if believes():
         _believe(call)
     elif not capturing():
         _sample(call)
@@ -139,12 +79,16 @@ def capturing() -> bool:
 @contextmanager
 def believing() -> Iterator[None]:
     """Calls of this thread in the block have the results of the schedules that are believed."""
-    state = _thread.state
-    before, state.believing = state.believing, True
+    before = _cpu.guard_believe(True)
     try:
         yield
     finally:
-        state.believing = before
+        _cpu.guard_believe(before)
+
+
+def believes() -> bool:
+    """Whether this thread is in a block of `believing`."""
+    return _cpu.guard_believes()
 
 
 def _believe(call: Call) -> None:
@@ -165,7 +109,6 @@ def _sample(call: Call) -> None:
                 detail = results.difference(call.result, second)
                 settle.settle(call, "bytes", detail, (other, second) if other.whole else None)
     finally:
-        watch.found.wrong = 0
         counts.seconds += time.perf_counter() - began
 
 

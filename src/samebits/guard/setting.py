@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -12,8 +11,6 @@ from samebits.errors import SettingError
 
 #: The share of calls where "sample" is said without a number.
 RATE = 0.01
-#: Numbers of calls that are looked through at a time.
-_BLOCK = 4096
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -86,14 +83,3 @@ def chosen(seed: int, numbers: range, rate: float) -> list[int]:
     # Compared by the upper 32 bits: a rate is no finer than that.
     hits = np.flatnonzero(words >> np.uint64(32) < rate * 2**32)
     return [numbers.start + int(hit) for hit in hits]
-
-
-def turns(seed: int, rate: float) -> Iterator[int]:
-    """The numbers of sampled calls, ascending, without an end; -1 and no more for a rate of 0."""
-    if rate == 0:
-        yield -1
-        return
-    start = 0
-    while True:
-        yield from chosen(seed, range(start, start + _BLOCK), rate)
-        start += _BLOCK

@@ -46,7 +46,7 @@ def faulty(model: Any, at: int, times: int = 1, harm: bool = True) -> Iterator[l
 
     def hook(_module: Any, _args: Any, output: torch.Tensor) -> None:
         left[0] -= 1
-        if left[0] < 0 and left[1] > 0 and not observe._thread.state.believing:
+        if left[0] < 0 and left[1] > 0 and not observe.believes():
             left[1] -= 1
             row[1] += 1
             if harm:
@@ -178,7 +178,7 @@ def test_a_captured_step_runs_again_without_its_graph(stays: bool) -> None:
 
     def compute(runner: Any, model: Any) -> None:
         ran.append(runner.use_cuda_graph_decode)
-        wrong = ran[-1] or (stays and not observe._thread.state.believing)
+        wrong = ran[-1] or (stays and not observe.believes())
         row[1] += wrong
         ids.fill_(7 if wrong else 5)
 

@@ -40,7 +40,7 @@ class Kernel:
 
     def run(self, *_: Any, **__: Any) -> torch.Tensor:
         self.modes.append(self.context.cudagraph_runtime_mode)
-        believing = observe._thread.state.believing and not self.always
+        believing = observe.believes() and not self.always
         wrong = len(self.modes) <= self.wrong and not believing
         self.row[1] += wrong
         return torch.full((3,), 1.0 + wrong)

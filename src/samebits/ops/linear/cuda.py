@@ -132,7 +132,7 @@ class _Ready:
     def _run_blind(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        watch.found.blind += 1
+        watch.blind()
         return self._run(x, weight, bias)
 
 
@@ -244,7 +244,7 @@ def _run(
     schedule = known.row.at(m)
     if isinstance(schedule, CublasLt):
         if cublaslt.run(known.contract, schedule, x, w, y, c, alpha, beta):
-            watch.found.blind += 1
+            watch.blind()
             return
         schedule = known.row.own_at(m)
     if isinstance(schedule, ProductSchedule):

@@ -35,6 +35,8 @@ void bind_norm(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_packed(nb::module_& m);
 void bind_counted(nb::module_& m);
+void bind_guarded(nb::module_& m);
+void bind_cache_sums(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_evaluate(nb::module_& m);
 void bind_exact(nb::module_& m);

@@ -25,6 +25,8 @@ NB_MODULE(_cpu, m) {
   bind_gemm(m);
   bind_packed(m);
   bind_counted(m);
+  bind_guarded(m);
+  bind_cache_sums(m);
   bind_order(m);
   bind_evaluate(m);
   bind_exact(m);

@@ -1,0 +1,93 @@
+"""The callable that stands in for an engine's function: whose turn it is, and what may go wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import samebits
+from samebits import guard
+from samebits.engines.cpu import _cpu, gemm
+from samebits.guard.setting import chosen
+
+
+@pytest.fixture
+def rules() -> Iterator[None]:
+    """Forgets which calls a test has chosen."""
+    yield
+    guard.configure(seed=0)
+    _cpu.guard_start(0, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5])
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01, 1e-4])
+def test_the_extension_chooses_the_calls_of_the_definition(
+    seed: int, rate: float, rules: None
+) -> None:
+    _cpu.guard_start(seed, rate)
+    due = [number for number in range(20_000) if _cpu.guard_due(number)]
+    assert due == chosen(seed, range(20_000), rate) and due
+
+
+def sampled(calls: int) -> list[int]:
+    """Which of so many products are sampled."""
+    x, found = torch.randn(4, 4), []
+    for number in range(calls):
+        before = guard.counts.samples
+        torch.mm(x, x)
+        if guard.counts.samples > before:
+            found.append(number)
+    return found
+
+
+def test_every_thread_counts_for_itself_and_from_0_again(rules: None) -> None:
+    guard.configure(seed=3)
+    expected, found = chosen(3, range(200), 0.1), []
+    for _ in range(2):
+        with samebits.deterministic(guard="sample:0.1"):
+            found.append(sampled(200))
+            other = threading.Thread(target=lambda: found.append(sampled(200)))
+            other.start()
+            other.join()
+    assert found == [expected] * 4
+
+
+def test_calls_and_checks_are_counted() -> None:
+    x = torch.randn(4, 4)
+    before = guard.counts.calls, guard.counts.path_checks, guard.counts.unchecked
+    with samebits.deterministic(guard="path"):
+        for _ in range(5):
+            torch.mm(x, x)
+    after = guard.counts.calls, guard.counts.path_checks, guard.counts.unchecked
+    assert [b - a for a, b in zip(before, after, strict=True)] == [5, 5, 0]
+
+
+def test_a_call_that_raises_leaves_the_next_one_watched() -> None:
+    x = torch.randn(4, 4)
+    with samebits.deterministic(guard="path,sample:1"):
+        for _ in range(3):
+            with pytest.raises(KeyError):
+                gemm.linear(x.double(), x.double(), None)
+            before = guard.counts.samples
+            torch.mm(x, x)
+            assert guard.counts.samples == before + 1
+
+
+def test_what_a_launch_of_nobody_found_is_blamed_once() -> None:
+    """A wrong path that was reported is taken by the call that sees it, and by no other."""
+    x = torch.randn(4, 4)
+    heard: list[guard.Event] = []
+    leave = guard.subscribe(heard.append)
+    try:
+        with samebits.deterministic(guard="path"):
+            _cpu.found_wrong(3)
+            for _ in range(4):
+                torch.mm(x, x)
+    finally:
+        leave()
+        guard.settle.forget()
+    assert [(e.kind, e.verdict) for e in heard] == [("path", "path")]
+    assert heard[0].detail.startswith("3 outputs")
