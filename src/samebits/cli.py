@@ -246,6 +246,19 @@ def bench_receipts(
         typer.echo(f"{f.name:<9} {rates}  {f.note}")
 
 
+@bench_app.command("guard")
+def bench_guard(
+    rounds: Annotated[int, typer.Option(min=4, help="comparisons of each setting")] = 400,
+) -> None:
+    """What the guard costs a decode step on a CPU. Needs transformers."""
+    from samebits.bench.guard import costs
+
+    typer.echo(f"{'guard':<17} {'cache':<13} {'ms a step':>9} {'calls':>8} {'samples':>8}")
+    for c in costs(rounds):
+        shares = f"{c.calls:>8.2%} {c.samples:>8.2%}"
+        typer.echo(f"{c.setting:<17} {c.cache:<13} {1e3 * c.seconds:>9.3f} {shares}")
+
+
 @app.command()
 def env() -> None:
     """Versions, processor, and what the switch covers here."""
