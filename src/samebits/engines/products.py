@@ -42,8 +42,7 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[Schedule, ...]:
     """Schedules that a tuner should time for a bucket of rows: all have the same bits."""
     if not _by_fma(key):
         return (*_tiles(key, bucket, _TRIED), *triton.candidates(key, bucket))
-    most = _rows(bucket)[1]
-    own = fma.few(most, key.n or 1) if most <= fma.FEW else fma.TILES
+    own = fma.ranked(_rows(bucket)[1], key.n or 1)[:_TRIED]
     return (*own, *triton.candidates(key, bucket))
 
 

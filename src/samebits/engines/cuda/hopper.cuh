@@ -147,11 +147,39 @@ DEVICE void copy_16(u32 to, const void* from, bool there) {
                : "memory");
 }
 
+// 16 bytes, of which those after the first `bytes` become zero and are not read.
+DEVICE void copy_front(u32 to, const void* from, u32 bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
 DEVICE void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// All threads of the block, whose warps may come from different places of the program.
+DEVICE void block_wait() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+// ---- numbers of 16 bits -------------------------------------------------------------------------
+
+DEVICE float widen_fp16(u16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+
+DEVICE u16 round_to_fp16(float x) {
+  u16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+
+DEVICE u16 round_to_bf16(float x) {
+  u16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
 }
 
 // ---- bulk copy of contiguous bytes, global to shared --------------------------------------------

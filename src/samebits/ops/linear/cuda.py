@@ -111,7 +111,7 @@ class _Ready:
             if product.refusal(contract, schedule, x, w, y, c) is None:
                 return product.Product(contract, schedule, x, w, y, c)
             schedule = row.general_at(self.m)
-        if isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
+        if isinstance(schedule, fma.FmaSchedule):
             if fma.refusal(contract, x, w, y, c) is None:
                 return fma.Product(schedule, x, w, y)
             schedule = row.general_at(self.m)
@@ -221,7 +221,7 @@ def by(
     if isinstance(schedule, ProductSchedule):
         refused = product.run(contract, schedule, x, w, y, c, alpha, beta)
         return y if refused is None else None
-    if isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
+    if isinstance(schedule, fma.FmaSchedule):
         refused = fma.run(contract, schedule, x, w, y, c, alpha, beta)
         return y if refused is None else None
     assert isinstance(schedule, GemmSchedule)
@@ -251,7 +251,7 @@ def _run(
         if product.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)
-    if isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
+    if isinstance(schedule, fma.FmaSchedule):
         if fma.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)

@@ -162,7 +162,7 @@ def run_linear(
         why = product.run(contract, schedule, x, w, y)
         if why is not None:
             raise Unsuitable(why)
-    elif isinstance(schedule, fma.FmaSchedule | fma.FewFmaSchedule):
+    elif isinstance(schedule, fma.FmaSchedule):
         why = fma.run(contract, schedule, x, w, y)
         if why is not None:
             raise Unsuitable(why)

@@ -1,134 +1,172 @@
 // Products by chains of IEEE fma on the CUDA cores: y[m, n] = epilogue(chain over k of x[m, k] w[n, k]).
 //
 // A block owns a tile of y, a thread TM x TN numbers of it, each in one register from +0 on, k
-// ascending: the order and the rounding are the contract's whatever the tile is. Blocks of BK of k
-// are fetched while the ones before them are multiplied, and turned round on their way into shared
-// memory, so that a thread reads its rows and columns in vectors of four. The last block of k is
-// multiplied as far as k goes: nothing is added for what is not there, since -0 + 0 is not -0.
+// ascending: the order and the rounding are the contract's whatever the tile is. Blocks of BK of k travel
+// to shared memory STAGES - 1 ahead, rows as they are. A thread reads its rows and its columns in vectors
+// along k, AHEAD vectors before it multiplies them, across blocks too. The last, partial block is multiplied as
+// far as k goes: nothing is added for what is not there, since -0 + 0 is not -0.
 //
-// Constants: WR, WC warps of a block along rows and columns; TM, TN numbers of a thread, multiples
-// of four; IN, OUT: 0 fp32, 1 bf16, 2 fp16; BAND: rows of tiles that are worked on side by side.
+// What shared memory delivers is the limit of small tiles. Two lanes that share a vector cost one only if
+// their numbers differ in bit 0 or bit 1 alone: so bit 0 picks a row and bit 1 a column, or the other way
+// round. Rows are 16 bytes longer than a block, an odd number of vectors: eight rows lie in different banks.
+//
+// Constants: WR, WC: warps along rows and columns; LR: lanes of a warp along rows, 1 to 8; TM, TN: numbers
+// of a thread; BK, STAGES, AHEAD; HELP: further warps, which fetch for all, or 0: all fetch; BAND: rows of
+// tiles that are worked on side by side; IN, OUT as in fma.cuh.
 #include "fma.cuh"
 
-constexpr int kThreads = 32 * WR * WC, BK = 16;
-constexpr int kLaneRows = 8, kLaneCols = 4;  // lanes of a warp
-constexpr int BM = WR * kLaneRows * TM, BN = WC * kLaneCols * TN;
-constexpr int kPack = 16 / sizeof(In);       // elements of a load
-constexpr int kPad = 4;
+constexpr int kWarps = WR * WC, kThreads = 32 * (kWarps + HELP);
+constexpr int kFetchers = 32 * (HELP ? HELP : kWarps), kFirst = kThreads - kFetchers;
+constexpr int LC = 32 / LR, BM = WR * LR * TM, BN = WC * LC * TN;
+constexpr int VEC = 16 / sizeof(In), kPitch = BK + VEC;
+constexpr int kVectors = BK / VEC;           // of a row
+constexpr int kRows = kFetchers / kVectors;  // that are fetched at a time
+static_assert(kFetchers % kVectors == 0 && kVectors % (AHEAD + 1) == 0 && STAGES > 1);
 
-// The share that a thread fetches of ROWS rows by BK of k: vectors along k.
+struct Stage {
+  In x[BM][kPitch], w[BN][kPitch];
+};
+
+// What a thread fetches of ROWS rows of a matrix: a vector of every kRows-th. Beyond the last row that one is
+// fetched again, and what it gives is not stored.
 template <int ROWS>
 struct Share {
-  static constexpr int kVectors = BK / kPack;  // of a row
-  static constexpr int kTotal = ROWS * kVectors, kCount = (kTotal + kThreads - 1) / kThreads;
-  alignas(16) In v[kCount][kPack];
+  static constexpr int kCount = (ROWS + kRows - 1) / kRows;
+  const In* from[kCount];
 
-  __device__ __forceinline__ void fetch(const In* p, long long pitch, int first, int rows, int k0, int k) {
+  DEVICE Share(const In* p, long long pitch, int first, int rows) {
+    const int id = threadIdx.x - kFirst;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int id = threadIdx.x + i * kThreads;
-      if (kTotal % kThreads && id >= kTotal) break;
-      const int row = min(first + id / kVectors, rows - 1), at = k0 + id % kVectors * kPack;
-      const In* from = p + row * pitch + at;
-      if (at + kPack <= k) {
-        *reinterpret_cast<uint4*>(v[i]) = *reinterpret_cast<const uint4*>(from);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) v[i][j] = at + j < k ? from[j] : In(0);
-      }
-    }
+    for (int i = 0; i < kCount; ++i)
+      from[i] = p + min(first + id / kVectors + i * kRows, rows - 1) * pitch + id % kVectors * VEC;
   }
-  __device__ __forceinline__ void put(float (*to)[ROWS + kPad]) const {
+  DEVICE void fetch(const In (*to)[kPitch], int k0, u32 bytes) const {
+    const int id = threadIdx.x - kFirst;
+    const u32 place = shared_address(&to[id / kVectors][id % kVectors * VEC]);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int id = threadIdx.x + i * kThreads;
-      if (kTotal % kThreads && id >= kTotal) break;
-      const int row = id / kVectors, at = id % kVectors * kPack;
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) to[at + j][row] = widened(v[i][j]);
+      if (ROWS % kRows && i + 1 == kCount && id / kVectors + i * kRows >= ROWS) break;
+      copy_front(place + i * kRows * kPitch * sizeof(In), from[i] + k0, bytes);
     }
   }
 };
 
-struct Tile {
-  float a[2][BK][BM + kPad], b[2][BK][BN + kPad];
-};
+// VEC numbers along k of each of a thread's rows and columns.
+struct Step {
+  Vector a[TM], b[TN];
 
-// N numbers of a thread, groups of four that are `apart`.
-template <int N>
-__device__ __forceinline__ void read(float (&to)[N], const float* from, int apart) {
+  DEVICE void read(const In* x, const In* w) {
 #pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(from + i / 4 * apart);
-    to[i] = v.x;
-    to[i + 1] = v.y;
-    to[i + 2] = v.z;
-    to[i + 3] = v.w;
+    for (int i = 0; i < TM; ++i) a[i].read(x + i * LR * kPitch);
+#pragma unroll
+    for (int j = 0; j < TN; ++j) b[j].read(w + j * LC * kPitch);
   }
-}
-
-__device__ __forceinline__ void step(float (&acc)[TM][TN], const float* a, const float* b) {
-  float av[TM], bv[TN];
-  read(av, a, 4 * kLaneRows);
-  read(bv, b, 4 * kLaneCols);
+  DEVICE void multiply(float (&acc)[TM][TN]) const {
 #pragma unroll
-  for (int i = 0; i < TM; ++i)
+    for (int at = 0; at < VEC; ++at) {
+      float av[TM], bv[TN];
 #pragma unroll
-    for (int j = 0; j < TN; ++j) acc[i][j] = __fmaf_rn(av[i], bv[j], acc[i][j]);
-}
+      for (int i = 0; i < TM; ++i) av[i] = a[i].at(at);
+#pragma unroll
+      for (int j = 0; j < TN; ++j) bv[j] = b[j].at(at);
+#pragma unroll
+      for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) acc[i][j] = __fmaf_rn(av[i], bv[j], acc[i][j]);
+    }
+  }
+};
 
 // x [m, k], w [n, k], rows `x_pitch` and `w_pitch` elements apart and 16-byte aligned; y [m, n]; c: one
 // number a column, or null.
-extern "C" __global__ void __launch_bounds__(kThreads, kThreads >= 256 ? 2 : 4)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     linear_fma(const In* __restrict__ x, const In* __restrict__ w, const In* __restrict__ c, Out* __restrict__ y,
                long long x_pitch, long long w_pitch, long long y_pitch, int m, int n, int k, float alpha, float beta) {
-  __shared__ __align__(16) Tile tile;
+  extern __shared__ __align__(16) unsigned char memory[];
+  Stage* stages = reinterpret_cast<Stage*>(memory);
   const int high = (m + BM - 1) / BM, wide = (n + BN - 1) / BN;
   const int band = blockIdx.x / (BAND * wide) * BAND, height = min(high - band, BAND);
   const int inside = blockIdx.x % (BAND * wide);
   const int row0 = (band + inside % height) * BM, col0 = inside / height * BN;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp / WC * kLaneRows * TM + lane / kLaneCols * 4;
-  const int col = warp % WC * kLaneCols * TN + lane % kLaneCols * 4;
+  const int blocks = k / BK;  // whole ones
+  const bool fetches = !HELP || warp >= kWarps;
 
+  const Share<BM> xs(x, x_pitch, row0, m);
+  const Share<BN> ws(w, w_pitch, col0, n);
+  const int from_here = k - (static_cast<int>(threadIdx.x) - kFirst) % kVectors * VEC;
+  const auto bring = [&](int block, int slot) {
+    const int left = from_here - block * BK;
+    const u32 bytes = min(max(left, 0), VEC) * sizeof(In);
+    xs.fetch(stages[slot].x, block * BK, bytes);
+    ws.fetch(stages[slot].w, block * BK, bytes);
+    copies_commit();
+  };
+  const auto arrived = [&] {
+    if (fetches) copies_wait<STAGES - 2>();
+    block_wait();
+  };
+  if (fetches)
+    for (int i = 0; i < STAGES - 1; ++i) bring(i, i);
+  arrived();
+  if (HELP && fetches) {
+    for (int i = 0, slot = STAGES - 1; i < blocks; ++i) {
+      bring(i + STAGES - 1, slot);
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
+      arrived();
+    }
+    return;
+  }
+
+  const int lane_row = LR > 4 ? lane / 2 % LR : (lane % 2 + lane / 16 * 2) % LR;
+  const int lane_col = LR > 4 ? lane % 2 + lane / 16 * 2 : LR > 2 ? lane / 2 % LC : lane / LR;
+  const int row = warp / WC * LR * TM + lane_row, col = warp % WC * LC * TN + lane_col;
   float acc[TM][TN] = {};
-  Share<BM> xs;
-  Share<BN> ws;
-  xs.fetch(x, x_pitch, row0, m, 0, k);
-  ws.fetch(w, w_pitch, col0, n, 0, k);
-  xs.put(tile.a[0]);
-  ws.put(tile.b[0]);
-  __syncthreads();
-  for (int k0 = 0, now = 0; k0 < k; k0 += BK, now ^= 1) {
-    const bool more = k0 + BK < k;
-    if (more) {
-      xs.fetch(x, x_pitch, row0, m, k0 + BK, k);
-      ws.fetch(w, w_pitch, col0, n, k0 + BK, k);
-    }
-    const float *a = &tile.a[now][0][row], *b = &tile.b[now][0][col];
-    if (k0 + BK <= k) {
+  Step step[AHEAD + 1];
 #pragma unroll
-      for (int i = 0; i < BK; ++i) step(acc, a + i * (BM + kPad), b + i * (BN + kPad));
-    } else {
-      for (int i = 0; i < k - k0; ++i) step(acc, a + i * (BM + kPad), b + i * (BN + kPad));
+  for (int s = 0; s < AHEAD; ++s) step[s].read(&stages[0].x[row][s * VEC], &stages[0].w[col][s * VEC]);
+  int before = STAGES - 1, now = 0;
+  for (int i = 0; i < blocks; ++i) {
+    const int next = now + 1 == STAGES ? 0 : now + 1;
+#pragma unroll
+    for (int s = 0; s < kVectors; ++s) {
+      const int ahead = s + AHEAD, at = ahead % kVectors * VEC;
+      if (ahead == kVectors) {
+        if (!HELP) copies_wait<STAGES - 2>();
+        block_wait();
+      }
+      const Stage& from = stages[ahead < kVectors ? now : next];
+      step[ahead % (AHEAD + 1)].read(&from.x[row][at], &from.w[col][at]);
+      if (!HELP && s == 0) bring(i + STAGES - 1, before);  // all have read what lay there
+      step[s % (AHEAD + 1)].multiply(acc);
     }
-    if (more) {
-      xs.put(tile.a[now ^ 1]);
-      ws.put(tile.b[now ^ 1]);
-      __syncthreads();
-    }
+    before = now;
+    now = next;
+  }
+  const In *a = stages[now].x[row], *b = stages[now].w[col];
+  int at = blocks * BK;
+  for (; at + VEC <= k; at += VEC, a += VEC, b += VEC) {
+    step[0].read(a, b);
+    step[0].multiply(acc);
+  }
+  for (; at < k; ++at, ++a, ++b) {
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+      for (int j = 0; j < TN; ++j)
+        acc[i][j] = __fmaf_rn(widened(a[i * LR * kPitch]), widened(b[j * LC * kPitch]), acc[i][j]);
   }
 
 #pragma unroll
   for (int j = 0; j < TN; ++j) {
-    const int at = col0 + col + j / 4 * 4 * kLaneCols + j % 4;
-    if (at >= n) continue;
-    const float bias = c ? __fmul_rn(widened(c[at]), beta) : 0.0f;
+    const int to_col = col0 + col + j * LC;
+    if (to_col >= n) continue;
+    const float bias = c ? __fmul_rn(widened(c[to_col]), beta) : 0.0f;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
-      const int to = row0 + row + i / 4 * 4 * kLaneRows + i % 4;
-      if (to >= m) continue;
-      round_to(y + to * y_pitch + at, finished(acc[i][j], alpha, c != nullptr, bias));
+      const int to_row = row0 + row + i * LR;
+      if (to_row >= m) continue;
+      put(y + to_row * y_pitch + to_col, finished(acc[i][j], alpha, c != nullptr, bias));
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Launches chains of IEEE fma, for fp32 and for the portable contracts: fma.cu and fma_few.cu.
+"""Launches chains of IEEE fma, for fp32 and for the portable contracts: fma.cu.
 
 Their bits are those of every other schedule of the contract. What they take is narrower (see
 `refusal`); the rest is the Triton kernels'.
@@ -19,101 +19,112 @@ from samebits.engines.cuda.launch import REAL, WORD, launcher
 from samebits.engines.cuda.linear import operands
 from samebits.engines.schedule import POWERS, Schedule
 
-_HERE = Path(__file__).parent
-_HEADER = _HERE / "fma.cuh"
+SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("fma.cu", "fma.cuh"))
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-#: Lanes of a warp along rows and columns, as in fma.cu.
-_LANES = 8, 4
-#: Threads of a block, elements of k of a stage, and stages, as in fma_few.cu.
-_FEW_THREADS, _FEW_DEPTH, _FEW_STAGES = 128, 128, 4
+_LANES, _SHARED, _PROCESSORS = 32, 227 << 10, 132
 
 
 class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
-    """How a product [M, K] x [N, K] of many rows is cut into work for the CUDA cores.
+    """How a product [M, K] x [N, K] is cut into work for the CUDA cores.
 
     Attributes:
         warp_rows, warp_columns: warps of a block.
-        thread_rows, thread_columns: results of a thread, multiples of 4.
+        lane_rows: lanes of a warp along rows.
+        thread_rows, thread_columns: results of a thread.
+        depth: elements of k of a block in shared memory.
+        stages: such blocks.
+        ahead: vectors of 16 bytes along k that a thread has read before it multiplies them.
+        fetchers: warps that fetch for all others; 0: all fetch.
         band: rows of tiles that are worked on side by side, for the L2 cache.
+
+    Raises:
+        ValueError: a value that the kernel cannot take, more shared memory than there is, or rows
+            of a block of k that the warps cannot share out.
     """
 
     warp_rows: int = 2
     warp_columns: int = 4
+    lane_rows: int = 8
     thread_rows: int = 8
     thread_columns: int = 8
+    depth: int = 32
+    stages: int = 4
+    ahead: int = 1
+    fetchers: int = 0
     band: int = 8
 
     allowed: ClassVar[Mapping[str, Container[int]]] = {
-        **dict.fromkeys(("warp_rows", "warp_columns"), POWERS[:3]),
-        **dict.fromkeys(("thread_rows", "thread_columns"), (4, 8)),
+        **dict.fromkeys(("warp_rows", "warp_columns", "lane_rows"), POWERS[:4]),
+        **dict.fromkeys(("thread_rows", "thread_columns"), range(1, 9)),
+        "depth": POWERS[5:9], "stages": range(2, 9), "ahead": (1, 3), "fetchers": (0, 1, 2, 4, 8),
         "band": range(1, 1 << 16),
-    }
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared(4) > _SHARED:
+            raise ValueError(f"{self} asks for {self.shared(4)} bytes of shared memory")
+        if self.depth > 4 * _LANES * (self.fetchers or self.warps):
+            raise ValueError(f"{self}: too few warps for blocks of {self.depth} elements of k")
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block that multiply."""
+        return self.warp_rows * self.warp_columns
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return self.warp_rows * _LANES[0] * self.thread_rows
+        return self.warp_rows * self.lane_rows * self.thread_rows
 
     @property
     def columns(self) -> int:
         """Columns of a tile."""
-        return self.warp_columns * _LANES[1] * self.thread_columns
-
-
-class FewFmaSchedule(Schedule, tag="cuda.fma.few", frozen=True, kw_only=True):
-    """How a product of few rows is: a lane has a column, and a block walks all of k.
-
-    Attributes:
-        columns: of a block: 8, 16 or 32.
-        thread_rows: rows of a thread.
-    """
-
-    columns: int = 32
-    thread_rows: int = 1
-
-    allowed: ClassVar[Mapping[str, Container[int]]] = {
-        "columns": (8, 16, 32),
-        "thread_rows": range(1, 5),
-    }
-
-    @property
-    def rows(self) -> int:
-        """The most rows that a block takes."""
-        return _FEW_THREADS // self.columns * self.thread_rows
+        return self.warp_columns * (_LANES // self.lane_rows) * self.thread_columns
 
     def shared(self, size: int) -> int:
         """Bytes of shared memory for operands of `size` bytes an element."""
-        return _FEW_STAGES * (self.columns + self.rows) * (_FEW_DEPTH * size + 16)
+        return self.stages * (self.rows + self.columns) * (self.depth * size + 16)
 
 
-#: Tiles worth trying, the largest first. Each leaves room for two blocks on a processor.
+def _made(lane_rows: int, *sizes: int, **more: int) -> FmaSchedule:
+    names = "warp_rows", "warp_columns", "thread_rows", "thread_columns"
+    return FmaSchedule(lane_rows=lane_rows, **dict(zip(names, sizes, strict=True)), **more)
+
+
+_FEW = {"depth": 128, "ahead": 3}
+#: Tiles worth trying.
 TILES = (
-    FmaSchedule(),
-    FmaSchedule(warp_rows=2, warp_columns=4, thread_rows=4),
-    FmaSchedule(warp_rows=2, warp_columns=2, thread_rows=4),
-    FmaSchedule(warp_rows=1, warp_columns=4, thread_rows=4),
-    FmaSchedule(warp_rows=1, warp_columns=4, thread_rows=4, thread_columns=4),
-)
-_PROCESSORS = 132
-#: Up to so many rows the time is that of reading the weight.
-FEW = 16
+    _made(1, 1, 1, 1, 1, **_FEW, fetchers=4), _made(4, 1, 1, 1, 1, **_FEW, fetchers=4),
+    _made(2, 1, 2, 1, 1, **_FEW, fetchers=2), _made(4, 1, 4, 1, 1, **_FEW),
+    _made(4, 1, 4, 2, 1, **_FEW), _made(4, 2, 2, 2, 2, **_FEW),
+    _made(8, 2, 2, 2, 4, depth=64), _made(8, 2, 2, 3, 4, depth=64),
+    _made(8, 2, 2, 4, 4, depth=64), _made(8, 2, 2, 6, 4, depth=64),
+    _made(8, 2, 2, 4, 8), _made(8, 2, 4, 4, 4), _made(8, 2, 4, 6, 4), _made(8, 2, 4, 8, 4),
+    _made(8, 2, 4, 6, 6), _made(8, 2, 4, 6, 8), _made(8, 2, 4, 8, 6), _made(8, 2, 4, 8, 8),
+)  # fmt: skip
 
 
-def choose(m: int, n: int) -> FmaSchedule | FewFmaSchedule:
-    """A decent schedule for m rows: the largest tile that leaves no processor idle."""
-    if m <= FEW:
-        return few(m, n)[0]
-    fits = (s for s in TILES if -(-m // s.rows) * -(-n // s.columns) >= _PROCESSORS)
-    return next(fits, TILES[-1])
+def choose(m: int, n: int) -> FmaSchedule:
+    """The most promising schedule for m rows."""
+    return ranked(m, n)[0]
 
 
-def few(m: int, n: int) -> list[FewFmaSchedule]:
-    """Schedules for few rows, the best first: the widest that leaves no processor idle."""
-    made = [
-        FewFmaSchedule(columns=columns, thread_rows=-(-m * columns // _FEW_THREADS))
-        for columns in (32, 16, 8)
-    ]
-    return sorted(made, key=lambda s: (-(-n // s.columns) < _PROCESSORS - 4, -s.columns))
+def ranked(m: int, n: int) -> list[FmaSchedule]:
+    """`TILES`, the most promising for m rows first."""
+    return sorted(TILES, key=lambda s: cycles(s, m, n))
+
+
+def cycles(s: FmaSchedule, m: int, n: int) -> float:
+    """About how long a step of k takes on the busiest processor, in clock cycles.
+
+    A warp issues an fma a cycle on one of four units, and reads two of a lane's numbers from shared
+    memory in one. A chain takes four cycles a step, whatever else there is.
+    """
+    results, operands = s.thread_rows * s.thread_columns, s.thread_rows + s.thread_columns
+    issue, read = -(-s.warps // 4) * (results + operands / 4), s.warps * operands / 2
+    tiles = -(-m // s.rows) * -(-n // s.columns)
+    return -(-tiles // _PROCESSORS) * max(issue, read, 4.0)
 
 
 def refusal(
@@ -146,7 +157,7 @@ class Product:
 
     def __init__(
         self,
-        schedule: FmaSchedule | FewFmaSchedule,
+        schedule: FmaSchedule,
         x: torch.Tensor,
         w: torch.Tensor,
         y: torch.Tensor,
@@ -174,7 +185,7 @@ class Product:
 
 def run(
     contract: LinearContract,
-    schedule: FmaSchedule | FewFmaSchedule,
+    schedule: FmaSchedule,
     x: torch.Tensor,
     w: torch.Tensor,
     y: torch.Tensor,
@@ -190,37 +201,26 @@ def run(
     """
     c = None if beta == 0 else c
     why = refusal(contract, x, w, y, c)
-    if isinstance(schedule, FewFmaSchedule) and len(y) > schedule.rows:
-        why = f"{len(y)} rows are more than the {schedule.rows} of {schedule}"
     if why is None:
         Product(schedule, x, w, y)(len(y), 1, x, w, y, c, float(alpha), float(beta))
     return why
 
 
-def constants(schedule: FmaSchedule | FewFmaSchedule, input: int, output: int) -> dict[str, int]:
+def constants(schedule: FmaSchedule, input: int, output: int) -> dict[str, int]:
     """The kernel's compile-time parameters; types as fma.cuh numbers them."""
-    types = {"IN": input, "OUT": output}
-    if isinstance(schedule, FewFmaSchedule):
-        return {"COLS": schedule.columns, "TM": schedule.thread_rows, **types}
     return {
-        "WR": schedule.warp_rows, "WC": schedule.warp_columns, "TM": schedule.thread_rows,
-        "TN": schedule.thread_columns, "BAND": schedule.band, **types,
+        "WR": schedule.warp_rows, "WC": schedule.warp_columns, "LR": schedule.lane_rows,
+        "TM": schedule.thread_rows, "TN": schedule.thread_columns, "BK": schedule.depth,
+        "STAGES": schedule.stages, "AHEAD": schedule.ahead, "HELP": schedule.fetchers,
+        "BAND": schedule.band, "IN": input, "OUT": output,
     }  # fmt: skip
 
 
 @functools.cache
-def _launcher(
-    schedule: FmaSchedule | FewFmaSchedule, input: torch.dtype, output: torch.dtype
-) -> Any:
+def _launcher(schedule: FmaSchedule, input: torch.dtype, output: torch.dtype) -> Any:
     values = constants(schedule, _TYPES[input], _TYPES[output])
-    slots = (*(WORD,) * 10, REAL, REAL)
-    name, threads, shared = "linear_fma", _FEW_THREADS, 0
-    if isinstance(schedule, FewFmaSchedule):
-        name, shared = "linear_fma_few", schedule.shared(input.itemsize)
-    else:
-        threads = 32 * schedule.warp_rows * schedule.warp_columns
-    source = _HERE / f"{name.removeprefix('linear_')}.cu"
     return launcher(
-        name, lambda: nvrtc.compile_source(source, "sm_90a", values, (_HEADER,)), slots,
-        threads=threads, shared=shared,
+        "linear_fma", lambda: nvrtc.compile_source(SOURCE, "sm_90a", values, (HEADER,)),
+        (*(WORD,) * 10, REAL, REAL), threads=_LANES * (schedule.warps + schedule.fetchers),
+        shared=schedule.shared(input.itemsize),
     )  # fmt: skip
