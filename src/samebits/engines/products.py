@@ -28,7 +28,7 @@ def default(key: ScheduleKey, bucket: int) -> Schedule:
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
     if _by_fma(key):
-        return fma.choose(_rows(bucket)[1], key.n or 1)
+        return fma.choose(_rows(bucket)[1], key.n or 1, key.k or 1)
     tiles = _tiles(key, bucket, 1)
     return tiles[0] if tiles else triton.default(key, bucket)
 
@@ -42,7 +42,7 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[Schedule, ...]:
     """Schedules that a tuner should time for a bucket of rows: all have the same bits."""
     if not _by_fma(key):
         return (*_tiles(key, bucket, _TRIED), *triton.candidates(key, bucket))
-    own = fma.ranked(_rows(bucket)[1], key.n or 1)[:_TRIED]
+    own = fma.ranked(_rows(bucket)[1], key.n or 1, key.k or 1)[:_TRIED]
     return (*own, *triton.candidates(key, bucket))
 
 

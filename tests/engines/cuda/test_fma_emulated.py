@@ -15,7 +15,7 @@ COMPILER = shutil.which("g++")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile fma.cu as C++")
 
-FEW = fma.choose(1, 4096)
+FEW = fma.choose(1, 4096, 4096)
 SMALL = fma.FmaSchedule(
     warp_rows=1, warp_columns=2, thread_rows=2, thread_columns=3, stages=2, band=1
 )
