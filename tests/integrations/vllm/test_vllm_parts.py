@@ -374,3 +374,26 @@ def test_columns_of_logprobs_have_the_bits_of_log_softmax() -> None:
     ids = torch.randint(700, (5, 3), generator=torch.Generator().manual_seed(1))
     expected = ops.log_softmax(logits, -1).gather(1, ids)
     assert torch.equal(runner2.token_logprobs(logits, ids.int()), expected)
+
+
+class SamebitsImpl:
+    """What the plugin's attention derives from, by name."""
+
+
+def test_attention_of_the_plugin_is_known_by_what_it_derives_from() -> None:
+    class OnSomeDevice(SamebitsImpl):
+        pass
+
+    class FlashAttentionImpl:
+        pass
+
+    class Attention(torch.nn.Module):
+        attn_backend = object()
+
+        def __init__(self, impl: object) -> None:
+            super().__init__()
+            self.impl = impl
+
+    assert model.reasons(Attention(OnSomeDevice())) == []
+    (why,) = model.reasons(Attention(FlashAttentionImpl()))
+    assert "Attention on FlashAttentionImpl: not the backend of samebits" in why

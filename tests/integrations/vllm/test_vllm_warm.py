@@ -86,7 +86,9 @@ def test_draws_with_all_filters_are_made() -> None:
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 @pytest.mark.parametrize("window", [None, 40])
 def test_steps_of_all_kinds_are_made(window: int | None) -> None:
+    from samebits.integrations.vllm import model
     from samebits.integrations.vllm.attention_gpu import GpuImpl
+    from samebits.integrations.vllm.backend import SamebitsBackend
 
     class Layer(torch.nn.Module):
         dtype = torch.float32
@@ -94,7 +96,9 @@ def test_steps_of_all_kinds_are_made(window: int | None) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.impl = GpuImpl(2, 16, 0.25, num_kv_heads=1, sliding_window=window)
+            self.attn_backend = SamebitsBackend
 
+    assert model.reasons(Layer()) == []
     calls = list(warm.attention(torch.nn.ModuleList((Layer(), Layer())), LIMITS, CPU))
     assert len(calls) == 8  # of 13: 2 have too many tokens, 1 too many requests, 2 too many keys
     assert compile_ahead(calls, 1) == []

@@ -25,7 +25,8 @@ COVERED = frozenset(
 _METHODS = frozenset(
     {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
 )
-_ATTENTION = ("SamebitsImpl", "CpuImpl")
+#: What the attention of every device derives from; importing it would import vLLM.
+_ATTENTION = "SamebitsImpl"
 
 
 def reasons(model: Any) -> list[str]:
@@ -49,9 +50,10 @@ def _of_layer(layer: Any) -> list[str]:
     if method is not None and type(method).__name__ not in _METHODS:
         found.append(f"{type(method).__name__}: quantised weights")
     implementation = getattr(layer, "impl", None)
-    backend = type(implementation).__name__
-    if hasattr(layer, "attn_backend") and implementation is not None and backend not in _ATTENTION:
-        found.append(f"{kind} on {backend}: not the backend of samebits")
+    if hasattr(layer, "attn_backend") and implementation is not None:
+        bases = [base.__name__ for base in type(implementation).__mro__]
+        if _ATTENTION not in bases:
+            found.append(f"{kind} on {bases[0]}: not the backend of samebits")
     router = type(getattr(layer, "router", None)).__name__
     if router.endswith("Router") and router not in moe.ROUTERS:
         found.append(f"{router}: its choice of experts has no contract")
