@@ -154,6 +154,28 @@ def test_a_gpu_divides_by_numbers_of_any_kind(
             assert equal(x.clone().div_(other), b)
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_meet_short_tensors_as_on_a_cpu(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's kernels of a GPU take a number of the host in fp32, wherever it stands."""
+    op = getattr(torch, name)
+    monkeypatch.setattr(portable_mode, "_on_host", lambda x, partner: x.dim() == 0 < partner.dim())
+
+    def gpus(a: object, b: object) -> torch.Tensor:
+        y: torch.Tensor = op(*(torch.as_tensor(v).float() for v in (a, b)))
+        return y.to(dtype)
+
+    ours = portable_mode._as_on_a_cpu(gpus, factor=name == "mul")
+    x = torch.randn(5000).to(dtype)
+    for number in (0.3, -7, torch.tensor(0.3), torch.tensor(0.3).double()):
+        assert equal(ours(x, number), op(x, number))
+        first = number if isinstance(number, torch.Tensor) else torch.tensor(number)
+        assert equal(ours(first, x), op(first, x))
+    assert equal(ours(x, x.flip(0)), op(x, x.flip(0)))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_elementwise_on_a_gpu_has_the_bits_of_a_cpu(portable: None) -> None:
     x = torch.randn(5000)
@@ -162,6 +184,9 @@ def test_elementwise_on_a_gpu_has_the_bits_of_a_cpu(portable: None) -> None:
         *((lambda x, d=d: d / x.bfloat16()) for d in NUMBERS[-2:]),
         *((lambda x, d=d: torch.div(x.double(), d, out=x.double()).float()) for d in NUMBERS),
         lambda x: (100 * x).long() / 7,
+        *((lambda x, d=d: x.bfloat16() * d - d) for d in NUMBERS),
+        *((lambda x, d=d: d - d * x.half()) for d in NUMBERS),
+        *((lambda x, d=d: x.half().mul_(d).add_(d)) for d in NUMBERS),
         lambda x: x.clone().div_(7),
         lambda x: x.bfloat16() / 3,
         lambda x: x.pow(2).mean(-1),

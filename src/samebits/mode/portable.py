@@ -145,6 +145,9 @@ def _on_gpu() -> dict[str, Kernel]:
                 found[form] = out_form(form, schema, fn, "CUDA")
             else:
                 found[form] = inplace_form(form, fn, "CUDA")
+    for base in ("add", "sub", "mul"):
+        for form in (f"{base}.Tensor", f"{base}_.Tensor", f"{base}.out"):
+            found[form] = _as_on_a_cpu(Stock(form, "CUDA"), factor=base == "mul")
     return found
 
 
@@ -191,6 +194,30 @@ def _quotient(original: Kernel) -> Kernel:
         return original(self.to(wide), divisor).to(dtype)
 
     return quotient
+
+
+def _as_on_a_cpu(original: Kernel, factor: bool) -> Kernel:
+    """Sums, differences and products of 16-bit tensors and numbers of the host. A CPU narrows the
+    number first, but for a `factor` at the second place; torch on a GPU takes it as it is."""
+
+    def binary(self: Any, other: Any, **options: Any) -> Any:
+        if not factor:
+            other = _narrowed(other, self)
+        return original(_narrowed(self, other), other, **options)
+
+    return binary
+
+
+def _narrowed(x: Any, partner: Any) -> Any:
+    """x; a number of the host beside a short result as a tensor of the result's type."""
+    number = not isinstance(x, torch.Tensor) or _on_host(x, partner)
+    if not number or not isinstance(partner, torch.Tensor):
+        return x
+    dtype = torch.result_type(x, partner)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return x
+    value = x.item() if isinstance(x, torch.Tensor) else x
+    return torch.full((), value, dtype=dtype, device=partner.device)
 
 
 def _on_host(x: torch.Tensor, partner: torch.Tensor) -> bool:
