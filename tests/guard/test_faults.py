@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import subprocess
 import sys
@@ -288,3 +289,17 @@ def test_every_offered_function_is_known() -> None:
     assert {key for key in known if key[0].startswith("samebits.engines.cpu")} <= set(
         watch._offered
     )
+
+
+def test_attention_that_is_watched_starts_again_below_the_watcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = importlib.import_module("samebits.ops.attention.cuda")
+    monkeypatch.setattr(cuda, "_replayed", lambda *_: "replayed")
+    monkeypatch.setattr(cuda, "_dense", lambda *_: "computed")
+    x = torch.ones(1, 1, 1, 16)
+    assert cuda.dense(x, x, x, scale=1.0) == "computed"
+    monkeypatch.setattr(watch, "watched", lambda: True)
+    assert cuda.dense(x, x, x, scale=1.0) == "replayed"
+    with cuda.scheduled(lambda schedule: schedule):  # which no recipe knows
+        assert cuda.dense(x, x, x, scale=1.0) == "computed"

@@ -21,6 +21,7 @@ from samebits.engines.triton import contract_class
 from samebits.engines.triton.attention import run
 from samebits.engines.triton.attention.schedule import AttentionSchedule
 from samebits.errors import DTypeError, ShapeError, UncoveredError
+from samebits.ops.gpu import recorded
 from samebits.plan.contracts import contract_for
 from samebits.plan.planner import row_for
 
@@ -169,6 +170,32 @@ def dense(
         The result [B, Hq, Tq, Dv], laid out like [B, Tq, Hq, Dv] in memory when `q` is, and the
         logsumexp [B, Hq, Tq] in fp32 or None.
     """
+    # Who watches this function hinders the replay of what calls it; what it calls may be replayed.
+    compute = _replayed if watch.watched() and _wanted.schedule is None else _dense
+    result: run.Result = compute(
+        q, k, v, scale, causal, q_start, q_starts, mask, window, softcap, sinks, k_scale, v_scale,
+        lse,
+    )  # fmt: skip
+    return result
+
+
+def _dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: bool,
+    q_start: int,
+    q_starts: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    lse: bool,
+) -> run.Result:
+    """`dense` with all its arguments by their places."""
     batch, heads, q_len, _ = q.shape
     contract, schedule = _plan(q, v, heads // max(1, k.size(1)), q_len)
     masked_at = 0.0
@@ -183,6 +210,9 @@ def dense(
         contract, schedule, _rows(q), _rows(k), _rows(v), options, q_start=q_start,
         starts=q_starts, mask=mask, masked_at=masked_at,
     )  # fmt: skip
+
+
+_replayed = recorded(_dense)
 
 
 def packed(
