@@ -20,6 +20,7 @@ from samebits.contract import (
     hopper_attention,
 )  # fmt: skip
 from samebits.engines import tickets
+from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.attention import decode, prefill, spread
 from samebits.engines.cuda.attention.schedule import DecodeSchedule, PrefillSchedule
 from samebits.engines.cuda.linear import product
@@ -49,10 +50,13 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+LAUNCHERS = (decode._decode_launcher, decode._fold_launcher, spread._launcher,
+             prefill._launcher, product._launcher)  # fmt: skip
+
+
 def forget() -> None:
     product._PLANS.clear()
-    for cached in (decode._decode_launcher, decode._fold_launcher, spread._launcher,
-                   prefill._launcher, product._launcher):  # fmt: skip
+    for cached in LAUNCHERS:
         cached.cache_clear()
 
 
@@ -231,6 +235,8 @@ ORDERS = {
                   "__shfl_sync(~0u, l[j], (count - 1 - i) / EACH)", "decode"),
     "decode: a leaf twice": (decode, "decode.cu", "tile[n & 1][i][lane]",
                              "tile[n & 1][i == 3 ? 2 : i][lane]", "decode"),
+    "product: leaves": (product, "product.cu", "smem + exchange_at(leaf, octet))",
+                        "smem + exchange_at(PARTS - 1 - leaf, octet))", "split"),
     "spread: o": (spread, "spread.cu", "own.part[j][row])[c]", "own.part[leaves - 1 - j][row])[c]",
                   "spread, 4 leaves"),
     "spread: l": (spread, "spread.cu", "l = own.sums[j][row]", "l = own.sums[leaves - 1 - j][row]",
@@ -240,7 +246,7 @@ ORDERS = {
 
 def changed(module: ModuleType, file: str, text: str, instead: str) -> str:
     """The source of a kernel with another text somewhere."""
-    source: str = (module._HERE / file).read_text()
+    source: str = (Path(module.__file__ or "").parent / file).read_text()
     assert source.count(text) == 1, text
     return source.replace(text, instead)
 
@@ -251,8 +257,10 @@ def test_leaves_in_another_order_are_seen(
     case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checked: None
 ) -> None:
     module, file, text, instead, kernel = ORDERS[case]
-    (tmp_path / file).write_text(changed(module, file, text, instead))
-    monkeypatch.setattr(module, "_HERE", tmp_path)
+    place = tmp_path / file
+    place.write_text(changed(module, file, text, instead))
+    compile_source = nvrtc.compile_source
+    monkeypatch.setattr(nvrtc, "compile_source", lambda _, *args: compile_source(place, *args))
     KERNELS[kernel]()()
     assert wrong() > 0
 

@@ -54,7 +54,15 @@ DEVICE Ticket read_ticket(int* ticket) {
 }
 
 DEVICE long long view(float x) { return (long long)__float_as_int(x); }
-// Sums of views, or of sealed sums, of several leaves have factors, the odd numbers in the order in which
-// leaves are taken: numbers that changed places show, which their plain sum hides.
-DEVICE long long taken(float x, int nth) { return (long long)__float_as_int(x) * (2 * nth + 1); }
-DEVICE long long taken(long long sum, int nth) { return sum * (2 * nth + 1); }
+// Sums of views have odd factors, by the place of a number in its leaf, or of a leaf in the order in which
+// leaves are taken: what changed places shows, which a plain sum hides. A term is one multiply-add.
+DEVICE long long taken(float x, int nth) { return (long long)__float_as_int(x) * (2 * nth + 3); }
+DEVICE long long taken(long long sum, int nth) { return sum * (2 * nth + 3); }
+
+// Whether the sum over a warp is zero: its threads' numbers in three pieces of which none can overflow.
+DEVICE bool all_gone(long long off) {
+  const u32 mask = (1u << 26) - 1;
+  const u32 low = __reduce_add_sync(~0u, (u32)off & mask), mid = __reduce_add_sync(~0u, (u32)(off >> 26) & mask);
+  const u32 high = __reduce_add_sync(~0u, (u32)(off >> 52));
+  return low + ((unsigned long long)mid << 26) + ((unsigned long long)high << 52) == 0;
+}

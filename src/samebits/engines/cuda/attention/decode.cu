@@ -32,7 +32,7 @@ constexpr u32 Q_AT = 0, K_AT = TILE, V_AT = K_AT + STAGES * TILE, ONES_AT = V_AT
 constexpr u32 BARRIERS_AT = ONES_AT + 256;
 constexpr int SLICE = 32;  // columns of a fold's block: partial is [batch, heads, D / SLICE, leaves, SLICE]
 // With CHECK a leaf of a row has a seal: its word in the path, the sum of the views of its maximum and
-// denominator, and those of its slices' numbers. seals: [batch, heads, leaves, SEAL].
+// denominator, and those of its slices' numbers. seals: [batch, heads, SEAL, leaves].
 constexpr int SEAL = 2 + D / SLICE;
 // Numbers of the mbarriers, and of the named barrier of the warpgroup.
 constexpr int K_FULL = 0, K_EMPTY = STAGES, V_FULL = 2 * STAGES, V_EMPTY = 3 * STAGES, GROUP = 1;
@@ -166,20 +166,23 @@ extern "C" __global__ void __maxnreg__(200)
       if (lane % 4 == 0) sums[at + leaf] = make_float2(top[h], l[2 * h]);
 #if CHECK
       const u32 four = 0xFu << (lane & ~3);  // the lanes that hold this row
-      long long* seal = seals + (at + leaf) * SEAL;
+      long long* seal = seals + at * SEAL + leaf;
 #pragma unroll
       for (int slice = 0; slice < D / SLICE; ++slice) {
         long long sum = 0;
 #pragma unroll
-        for (int i = slice * SLICE / 8; i < (slice + 1) * SLICE / 8; ++i)
-          sum += none ? 0 : view(o[4 * i + 2 * h]) + view(o[4 * i + 2 * h + 1]);
+        for (int i = 0; i < SLICE / 8; ++i) {  // a factor for eight columns
+          const int at = slice * (SLICE / 2) + 4 * i + 2 * h;
+          sum += taken(o[at], i) + taken(o[at + 1], i);
+        }
+        if (none) sum = 0;
         sum += __shfl_xor_sync(four, sum, 1);
         sum += __shfl_xor_sync(four, sum, 2);
-        if (lane % 4 == 0) seal[2 + slice] = sum;
+        if (lane % 4 == 0) seal[(2 + slice) * leaves] = sum;
       }
       if (lane % 4 == 0) {
         seal[0] = path_leaf(max(r.begin, opened * KEYS), min(r.end, (opened + taken_steps) * KEYS));
-        seal[1] = view(top[h]) + view(l[2 * h]);
+        seal[leaves] = view(top[h]) + view(l[2 * h]);
       }
 #endif
     }
@@ -319,8 +322,8 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
   sums += (long long)row * leaves;
 #if CHECK
   seals += (long long)row * leaves * SEAL;
-  // Numbers that are folded, less those that were sealed: a lane's share. And how many leaves were taken.
-  long long off = 0;
+  // Numbers that are folded, and those that were sealed: a lane's share. And how many leaves were taken.
+  long long folded = 0, off = 0;
   int nth = 0;
   bool sound = true;
   const int begin = window > 0 ? max(0, end - window) : 0;
@@ -331,8 +334,8 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
     for (int i = 0; i < EACH; ++i) {
       const int leaf = from + EACH * lane + i;
       if (leaf >= last) continue;
-      sealed[i] = __ldcg(seals + (long long)leaf * SEAL + (warp ? 1 : 2 + slice));
-      if (warp) words[i] = __ldcg(seals + (long long)leaf * SEAL);
+      sealed[i] = __ldcg(seals + (warp ? 1 : 2 + slice) * leaves + leaf);
+      if (warp) words[i] = __ldcg(seals + leaf);
     }
   };
 #endif
@@ -386,7 +389,7 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
         const float x = tile[n & 1][i][lane];
         acc = __fmaf_rn(acc, f[i].x, x * f[i].y);
 #if CHECK
-        off += taken(x, nth++);
+        folded += taken(x, nth++);
 #endif
       }
 #if CHECK
@@ -395,7 +398,7 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
         const int leaf = from + EACH * lane + i;
         if (leaf >= last) continue;
         off -= taken(sealed[i], leaf - first);
-        seals[(long long)leaf * SEAL + 2 + slice] = ~sealed[i];  // broken: nothing is folded twice
+        seals[(2 + slice) * leaves + leaf] = ~sealed[i];  // broken: nothing is folded twice
       }
       load_seals(from + BLOCK);
 #endif
@@ -424,8 +427,7 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
           if (i + j >= count) continue;
           sum = __fmaf_rn(sum, f[i + j].x, x * f[i + j].y);
 #if CHECK
-          if (lane == 0) off += taken(x, nth);  // every lane adds all denominators
-          ++nth;
+          folded += taken(x, nth++);
 #endif
         }
       }
@@ -445,9 +447,9 @@ DEVICE void fold(u16* out, long long out_stride_b, long long out_stride_h, const
   const int length = agreed.length;
   sound &= begin - first * length < length && begin >= first * length && end <= last * length &&
            end > last * length - length && nth == last - first;
-#pragma unroll
-  for (int d = 16; d; d /= 2) off += __shfl_xor_sync(~0u, off, d);
-  sound = __all_sync(~0u, sound && off == 0);
+  // A lane of warp 0 has a column; each one of warp 1 has all denominators.
+  off += warp ? (lane ? 0 : folded) : taken(folded, lane / 8);
+  sound = __all_sync(~0u, sound) && all_gone(off);
   if (lane == 0) agreed.judge(sound);
 #endif
 }

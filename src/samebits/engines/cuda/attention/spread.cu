@@ -19,18 +19,28 @@ constexpr int TILES = KEYS / 32;                           // of 8 keys, of a wa
 constexpr int WIDTH = COLUMNS > 32 ? COLUMNS / 32 : 1;     // tiles of 8 columns, of a warp's values
 constexpr int PITCH = LEAF + 8;                            // of scores: eight rows lie in other banks
 
+#if CHECK
+// In the blocks of the first leaf: of each leaf and row the sum of the views of its numbers, one a warp, and of
+// maximum and denominator; the leaf's keys.
+struct Seals {
+  long long sums[LEAVES][ROWS][5];
+  int2 ends[LEAVES];
+};
+#else
+struct Seals {};
+#endif
+
 struct Shared {
   uint4 k[KEYS * D / 8];  // later probabilities, [ROWS][LEAF]
-  uint4 v[LEAF * COLUMNS / 8], q[ROWS * D / 8];
+  uint4 v[LEAF * COLUMNS / 8];
+  union {
+    uint4 q[ROWS * D / 8];
+    Seals seals;  // when all blocks are done with q: with more memory fewer clusters run at a time
+  };
   float scores[ROWS][PITCH], tops[ROWS][LEAF / 32];  // with the largest of every 32
   float shrink[ROWS][STEPS], m[ROWS];                // of accumulators before a step; the leaf's maximum
   float part[LEAVES][ROWS][COLUMNS];                 // in the blocks of the first leaf: o of each leaf
   float2 sums[LEAVES][ROWS];                         // and its maximum and denominator
-#if CHECK
-  // There too: of each leaf and row the sum of the views of `part`, one a warp, and of `sums`; the leaf's keys.
-  long long seals[LEAVES][ROWS][5];
-  float2 ends[LEAVES];
-#endif
 };
 
 // Place of the 16-byte piece c of a row of `PIECES`: eight rows' pieces c lie in different banks.
@@ -245,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       sum += __shfl_xor_sync(four, sum, 1);
       sum += __shfl_xor_sync(four, sum, 2);
       const auto seal = [&](int i, long long x) {
-        store_there(shared_address(&own.seals[leaf][row][i]) + away, __int_as_float((int)x),
+        store_there(shared_address(&own.seals.sums[leaf][row][i]) + away, __int_as_float((int)x),
                     __int_as_float((int)(x >> 32)));
       };
       if (lane % 4 == 0) seal(warp, sum);
@@ -254,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #if CHECK
     if (tid == 0)
-      store_there(shared_address(&own.ends[leaf]) + away, __int_as_float(max(begin, start)),
+      store_there(shared_address(&own.seals.ends[leaf]) + away, __int_as_float(max(begin, start)),
                   __int_as_float(min(end, start + LEAF)));
 #endif
   }
@@ -263,13 +273,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   // Leaves in ascending order, a thread two columns of a row.
   const int leaves = (end + LEAF - 1) / LEAF - first;
+#if CHECK
+  long long off = 0;  // numbers that are folded, less those that were sealed
+#endif
   for (int i = tid; i < group * (COLUMNS / 2); i += THREADS) {
     const int row = i / (COLUMNS / 2), c = i % (COLUMNS / 2);
-    float x = -0.0f, y = -0.0f, sum = -0.0f, top = NOTHING;
 #if CHECK
-    long long off = 0;  // numbers that are folded, less those that were sealed
+    constexpr int TOGETHER = COLUMNS / 2, WARPS = COLUMNS / (8 * WIDTH);  // threads of a row; warps that had columns
+    static_assert(TOGETHER >= LEAVES);
+#pragma unroll
+    for (int e = 0; e < LEAVES * WARPS; e += TOGETHER) {
+      const int j = (e + c) / WARPS;
+      if (j < leaves) off -= taken(own.seals.sums[j][row][(e + c) % WARPS], j);
+    }
+    if (c < leaves) off -= taken(own.seals.sums[c][row][4], c);
     int nth = 0;
 #endif
+    float x = -0.0f, y = -0.0f, sum = -0.0f, top = NOTHING;
     for (int j = 0; j < leaves; ++j) {
       const float2 o = ((const float2*)own.part[j][row])[c], l = own.sums[j][row];
       const float2 by = fold_factors(top, l.x);
@@ -284,27 +304,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     u16* to = out + batch * out_stride_b + (long long)(head * group + row) * out_stride_h + slice * COLUMNS;
     *(u32*)(to + 2 * c) = pack(quotient(x, sum, top), quotient(y, sum, top));
-#if CHECK
-    // A row's threads lie side by side in a warp: each takes a leaf's edges, and its share of the seals.
-    constexpr int TOGETHER = COLUMNS / 2, WARPS = COLUMNS / (8 * WIDTH);  // warps that had columns
-    static_assert(TOGETHER >= LEAVES && TOGETHER <= 32);
-    const u32 lanes = (u32)((1ull << TOGETHER) - 1) << (lane & ~(TOGETHER - 1) & 31);
-    const int length = agreed.length;
-    // The contract's leaves: as many as have edges between the first key that is seen and the last.
-    bool sound = begin - first * length < length && begin >= first * length &&
-                 end <= (first + leaves) * length && end > (first + leaves - 1) * length;
-    if (c < leaves) {
-      const int edge = (first + c) * length;
-      sound &= __float_as_int(own.ends[c].x) == max(begin, edge) && __float_as_int(own.ends[c].y) == min(end, edge + length);
-    }
-    for (int e = c; e < leaves * (WARPS + 1); e += TOGETHER) {
-      const int j = e / (WARPS + 1), part = e % (WARPS + 1);
-      off -= taken(own.seals[j][row][part < WARPS ? part : 4], j);
-    }
-#pragma unroll
-    for (int d = TOGETHER / 2; d; d /= 2) off += __shfl_xor_sync(lanes, off, d);
-    sound = __all_sync(lanes, sound && off == 0);
-    if (c == 0) agreed.judge(sound);
-#endif
   }
+#if CHECK
+  // The contract's leaves: as many as have edges between the first key that is seen and the last, a thread each.
+  const int length = agreed.length, edge = (first + tid) * length;
+  bool sound = begin - first * length < length && begin >= first * length && end <= (first + leaves) * length &&
+               end > (first + leaves - 1) * length;
+  if (tid < leaves)
+    sound &= own.seals.ends[tid].x == max(begin, edge) && own.seals.ends[tid].y == min(end, edge + length);
+  sound = __all_sync(~0u, sound) && all_gone(off);
+  if (lane == 0) agreed.judge(sound);
+#endif
 }

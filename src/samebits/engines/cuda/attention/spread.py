@@ -112,8 +112,8 @@ def _launcher(d: int, leaf: int, dtype: torch.dtype, leaves: int, check: bool) -
 
 
 def _shared(d: int, leaf: int, slices: int, leaves: int, check: bool) -> int:
-    """Bytes of a block's keys and values; of rows' q, scores, maxima and factors; of leaves, and
-    with `check` of their seals."""
-    row = 2 * d + 4 * (leaf + 8) + 4 * leaf // 32 + 4 * leaf // _STEP + 4
-    seals = leaves * (ROWS * 5 * 8 + 8) if check else 0
-    return 2 * (2 * leaf * d // slices) + ROWS * (row + leaves * (4 * d // slices + 8)) + seals
+    """Bytes of a block's keys and values; of rows' scores, maxima and factors; of leaves; of q, and
+    with `check` of seals in its place."""
+    row = 4 * (leaf + 8) + 4 * leaf // 32 + 4 * leaf // _STEP + 4
+    first = max(2 * d * ROWS, leaves * (ROWS * 5 * 8 + 8) if check else 0)
+    return 2 * (2 * leaf * d // slices) + ROWS * (row + leaves * (4 * d // slices + 8)) + first

@@ -252,7 +252,7 @@ DEVICE void send(const float (&acc)[REGISTERS], u32 smem, int rank, u32 word) {
     if (CHECK) {  // the same thread of that block reads what this one writes
       long long sum = 0;
 #pragma unroll
-      for (int i = 4 * share(p); i < 4 * share(p + 1); ++i) sum += view(acc[i]);
+      for (int i = 4 * share(p); i < 4 * share(p + 1); ++i) sum += taken(acc[i], i - 4 * share(p));
       asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(there + seal_at(rank)),
                    "r"((u32)sum), "r"((u32)(sum >> 32)), "r"(word), "r"(0)
                    : "memory");
@@ -266,8 +266,8 @@ DEVICE void send(const float (&acc)[REGISTERS], u32 smem, int rank, u32 word) {
   }
 }
 
-// Judges what this thread is about to fold.
-DEVICE void open_seals(const Arguments& a, u32 smem, int rank) {
+// Judges what this thread has folded: sums of each leaf's views.
+DEVICE void open_seals(const Arguments& a, u32 smem, const long long (&folded)[PARTS]) {
   u32 word[PARTS];
   bool right = true;
 #pragma unroll
@@ -277,18 +277,7 @@ DEVICE void open_seals(const Arguments& a, u32 smem, int rank) {
                  : "=r"(seal.x), "=r"(seal.y), "=r"(seal.z), "=r"(seal.w)
                  : "r"(smem + seal_at(leaf))
                  : "memory");
-    long long sum = (long long)seal.y << 32 | seal.x;
-#pragma unroll
-    for (int i = 0; i < MOST_OCTETS; ++i) {
-      if (i >= share(rank + 1) - share(rank)) continue;
-      float4 p;
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(p.x), "=f"(p.y), "=f"(p.z), "=f"(p.w)
-                   : "r"(smem + exchange_at(leaf, i))
-                   : "memory");
-      sum -= view(p.x) + view(p.y) + view(p.z) + view(p.w);
-    }
-    right &= sum == 0;
+    right &= (long long)((unsigned long long)seal.y << 32 | seal.x) == folded[leaf];
     word[leaf] = seal.z;
   }
   if (PAIRWISE) {
@@ -306,7 +295,8 @@ DEVICE void open_seals(const Arguments& a, u32 smem, int rank) {
   a.ticket.judge(right && word[0] == a.ticket.expected);
 }
 
-DEVICE void fold(float (&x)[4], u32 smem, int octet) {
+// `views`: sums of the numbers' views, of each leaf; with CHECK, where the octet is the block's own.
+DEVICE void fold(float (&x)[4], u32 smem, int octet, bool own, long long (&views)[PARTS]) {
   float p[PARTS][4];
 #pragma unroll
   for (int leaf = 0; leaf < PARTS; ++leaf)
@@ -314,6 +304,11 @@ DEVICE void fold(float (&x)[4], u32 smem, int octet) {
                  : "=f"(p[leaf][0]), "=f"(p[leaf][1]), "=f"(p[leaf][2]), "=f"(p[leaf][3])
                  : "r"(smem + exchange_at(leaf, octet))
                  : "memory");
+  if (CHECK && own)
+#pragma unroll
+    for (int leaf = 0; leaf < PARTS; ++leaf)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) views[leaf] += taken(p[leaf][i], 4 * octet + i);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (PAIRWISE) {
@@ -345,11 +340,12 @@ DEVICE void consume(const Arguments& a, u32 smem, int group, int warp) {
   cluster_sync();  // nobody needs the ring any more
   send(acc, smem, rank, path_leaf(begin, min(begin + a.leaf, a.k)));
   cluster_sync();
-  if (CHECK) open_seals(a, smem, rank);
   const int first = share(rank), end = share(rank + 1);
-  const auto octet = [&](int i, float (&x)[4]) { fold(x, smem, i); };
+  long long views[PARTS] = {};
+  const auto octet = [&](int i, float (&x)[4]) { fold(x, smem, i, i < end - first, views); };
   store<MOST_OCTETS>(a, octet, smem + STAGING_AT + warp * 2048, t.row + 64 * group + warp % 4 * 16,
                      t.col + 8 * first, min(a.cols, t.col + 8 * end));
+  if (CHECK) open_seals(a, smem, views);
 }
 
 #else

@@ -49,7 +49,7 @@ def gemm_kernel(
         a_scale, b_scale: fp32 [rows or blocks of rows, leaves or 1].
         partials: with SPLIT, fp32 [batch * tiles, LEAVES, BLOCK_R * BLOCK_C].
         arrivals: with SPLIT, int32 [batch * tiles], zero before and after.
-        seals: with SPLIT and a ticket, int64 [batch * tiles, LEAVES, BLOCK_R + 1].
+        seals: with SPLIT and a ticket, int64 [batch * tiles, LEAVES, 2].
         ticket: address of one of `engines.tickets`: paths are checked; or None.
         leaf: elements of k in a leaf; LEAVES is how many leaves k has.
         EVEN_K: leaf and k are multiples of BLOCK_K.
@@ -99,13 +99,15 @@ def gemm_kernel(
         shelf = partials + (slot.to(tl.int64) * LEAVES) * area
         tl.store(shelf + part * area + spot, total)
         if CHECK:
-            seals += slot.to(tl.int64) * LEAVES * (BLOCK_R + 1)
+            seals += slot.to(tl.int64) * LEAVES * 2
             close_seal(total, seals, part, part * leaf, min(part * leaf + leaf, k))
         tl.debug_barrier()  # the stores of all threads come before the arrival
         if tl.atomic_add(arrivals + slot, 1, sem="acq_rel") != LEAVES - 1:
             return
         tl.store(arrivals + slot, 0)
-        total, word, off = fold_partials(shelf + spot, seals, area, 0, LEAVES, PAIRWISE, CHECK)
+        total, word, folded, sealed = fold_partials(
+            shelf + spot, seals, area, 0, LEAVES, PAIRWISE, CHECK
+        )
     elif SCALING == "block":
         total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
         a_scale += (tile_r * BLOCK_R).to(tl.int64) // A_SCALE_BLOCK * a_scale_row
@@ -148,6 +150,6 @@ def gemm_kernel(
     y_tile = in_r[:, None] * y_row + in_c[None, :] * y_col
     tl.store(y + y_tile, total.to(y.dtype.element_ty), row_ok[:, None] & col_ok[None, :])
     if CHECK and SPLIT:  # when the result is on its way
-        break_seals(seals, BLOCK_R, LEAVES)
+        break_seals(seals, LEAVES)
         path.judge(ticket, word == agreed)
-        path.judge(ticket, off == 0)
+        path.judge(ticket, tl.sum(folded) == sealed)

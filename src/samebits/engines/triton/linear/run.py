@@ -226,7 +226,7 @@ class _Plain:
             partials = empty(programs, area, torch.float32, y.get_device())
             counters = arrivals(y.device, slots)
             if self.ticket is not None:
-                seals = empty(programs, self.block_r + 1, torch.int64, y.get_device())
+                seals = empty(programs, 2, torch.int64, y.get_device())
         self.launch(
             (programs,), a, b, c, y, x_scale, w_scale, partials, counters, seals, self.ticket,
             rows, cols,

@@ -168,64 +168,65 @@ def fold_partials(
     They were written by other SMs: the loads go past this one's L1 cache.
 
     Returns:
-        The sum; with CHECK also the digest of the path and, for every row, the sums of the views
-        that were folded less those of the seals: zeros.
+        The sum; with CHECK also the digest of the path, and views of what was folded, whose sum is
+        the fourth, the sum of what was sealed. Every leaf has another factor in them, so that
+        partials that changed places show.
     """
     digest = tl.full((), 0, tl.uint32)
-    off = tl.zeros((p.shape[0],), tl.int64)
+    views = tl.zeros(p.shape, tl.int64)
+    sealed = tl.full((), 0, tl.int64)
     if LEAVES == 1:
         total = tl.load(p + FIRST * area, cache_modifier=".cg")
         if CHECK:
-            digest, off = open_seal(total, seals, FIRST)
+            digest, views, sealed = open_seal(total, seals, FIRST)
     elif PAIRWISE:
         half: tl.constexpr = largest_half(LEAVES)
-        left, first, off_left = fold_partials(p, seals, area, FIRST, half, PAIRWISE, CHECK)
-        right, last, off_right = fold_partials(
+        left, first, views, sealed = fold_partials(p, seals, area, FIRST, half, PAIRWISE, CHECK)
+        right, last, views_right, sealed_right = fold_partials(
             p, seals, area, FIRST + half, LEAVES - half, PAIRWISE, CHECK
         )
         total = left + right
         if CHECK:
             digest = path.join(first, last, half, LEAVES - half)
-            off = off_left | off_right
+            views += views_right
+            sealed += sealed_right
     else:
         total = tl.load(p + FIRST * area, cache_modifier=".cg")
         if CHECK:
-            digest, off = open_seal(total, seals, FIRST)
+            digest, views, sealed = open_seal(total, seals, FIRST)
         for i in tl.static_range(1, LEAVES):
             part = tl.load(p + (FIRST + i) * area, cache_modifier=".cg")
             total += part
             if CHECK:
-                word, off_part = open_seal(part, seals, FIRST + i)
+                word, views_part, sealed_part = open_seal(part, seals, FIRST + i)
                 digest = path.fold_word(digest, word)
-                off = off | off_part
-    return total, digest, off
+                views += views_part
+                sealed += sealed_part
+    return total, digest, views, sealed
 
 
 @triton.jit
 def close_seal(part, seals, index, begin, end):
-    """Seals a partial result fp32 [R, C] over k in [begin, end): R sums and a word, int64."""
-    rows: tl.constexpr = part.shape[0]
-    at = seals + index * (rows + 1)
-    tl.store(at + tl.arange(0, rows), tl.sum(path.views(part), axis=1))
-    tl.store(at + rows, path.leaf_word(begin, end).to(tl.int64))
+    """Seals a partial result fp32 [R, C] over k in [begin, end): a sum and a word, int64."""
+    tl.store(seals + 2 * index, tl.sum(path.views(part)))
+    tl.store(seals + 2 * index + 1, path.leaf_word(begin, end).to(tl.int64))
 
 
 @triton.jit
-def open_seal(part, seals, index):
-    """The word of a partial result that is about to be folded, and where its rows' sums are off."""
-    rows: tl.constexpr = part.shape[0]
-    at = seals + index * (rows + 1)
-    sealed = tl.load(at + tl.arange(0, rows), cache_modifier=".cg")
-    word = tl.load(at + rows, cache_modifier=".cg").to(tl.uint32)
-    return word, sealed ^ tl.sum(path.views(part), axis=1)
+def open_seal(part, seals, index: tl.constexpr):
+    """The word of a partial result that is folded, its numbers' views and their sealed sum, the
+    last two by a factor."""
+    sealed = tl.load(seals + 2 * index, cache_modifier=".cg")
+    word = tl.load(seals + 2 * index + 1, cache_modifier=".cg").to(tl.uint32)
+    return word, path.views(part) * (2 * index + 3), sealed * (2 * index + 3)
 
 
 @triton.jit
-def break_seals(seals, rows: tl.constexpr, leaves: tl.constexpr):
+def break_seals(seals, leaves: tl.constexpr):
     """Makes the words of all leaves unreadable, when every warp has read them."""
     tl.debug_barrier()
     leaf = tl.arange(0, triton.next_power_of_2(leaves))
-    tl.store(seals + leaf * (rows + 1) + rows, -1, leaf < leaves)
+    tl.store(seals + 2 * leaf + 1, -1, leaf < leaves)
 
 
 @triton.jit
