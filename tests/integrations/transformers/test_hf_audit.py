@@ -20,7 +20,7 @@ import samebits.integrations.transformers as sbt
 from samebits import cli
 from samebits.errors import ReceiptError
 from samebits.guard.receipts import audit, verify
-from samebits.guard.receipts.operands import Attended, Product, unpack
+from samebits.guard.receipts.operands import Attended, Gated, Product, gate_of, unpack
 from samebits.guard.receipts.reading import find, identity_of, open_ledger, receipt_of
 
 EVERYTHING = 10**9
@@ -59,6 +59,7 @@ def test_all_recorded_elements_are_the_contracts(kind: str, tmp_path: Path, swit
         assert sum(found.elements.values()) == found.recorded
         assert found.elements["attention"] == 2 * 12 and found.links == 2
         assert found.elements["linear"] >= 288
+        assert found.elements.get("gate", 0) == (0 if kind == "gpt_oss" else 2 * 80)
     some = audited(model, path, "1", elements=50)
     assert sum(some.elements.values()) == 50 and "6 %" in str(some)
 
@@ -106,6 +107,38 @@ def test_a_result_of_attention_that_was_changed_on_its_way_is_found(
     assert not found.wrong and (found.links, found.broken) == (1, 1) and not found.good
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_gate_that_went_wrong_is_found(kind: str, tmp_path: Path, switch: None) -> None:
+    """Products on both sides of it are right; all dtypes round between function and product."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        model = sbt.enable(models.decoder(kind, dtype))
+
+        def flip(_module: Any, args: Any) -> None:
+            args[0].view(torch.int32 if args[0].element_size() == 4 else torch.int16)[..., 5] ^= 1
+
+        handle = model.model.layers[1].mlp.down_proj.register_forward_pre_hook(flip)
+        path = recorded(model, tmp_path / f"{dtype}", 0.999)
+        handle.remove()
+        found = audited(model, path, "1", elements=EVERYTHING)
+        (wrong,) = found.wrong
+        assert (wrong.op, wrong.place, wrong.element) == ("gate", "model.layers.1.mlp", 5)
+        assert wrong.recorded ^ wrong.computed == 1 and found.elements["gate"] == 2 * 80
+
+
+def test_gates_of_another_formula_are_left_alone(switch: None) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    class Scaled(LlamaMLP):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x) * 2) * self.up_proj(x))
+            return y
+
+    mlp = models.decoder("llama").model.layers[0].mlp
+    assert gate_of(mlp) == "silu" and gate_of(Scaled(models.config("llama"))) is None
+    mlp.up_proj = torch.nn.Sequential(mlp.up_proj)
+    assert gate_of(mlp) is None
+
+
 def test_stock_products_are_not_the_contracts(tmp_path: Path) -> None:
     model = models.decoder("llama", torch.float32)
     found = audited(model, recorded(model, tmp_path / "r"), "1", elements=EVERYTHING)
@@ -123,7 +156,7 @@ def test_positions_are_chosen_evenly(tmp_path: Path, switch: None) -> None:
         source.close()
         assert len({s.position for s in samples}) == 1
         positions.add(samples[0].position)
-        assert {type(s) for s in samples} == {Product, Attended}
+        assert {type(s) for s in samples} == {Product, Attended, Gated}
         keys = [s.keys for s in samples if isinstance(s, Attended)]
         assert keys == [samples[0].position + 1] * 2
     assert len(positions) > 4 and positions <= set(range(8))

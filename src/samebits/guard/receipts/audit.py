@@ -16,10 +16,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import samebits.engines.cpu.evaluate  # noqa: F401  (the fast twin of evaluation registers itself)
-from samebits.contract import FORMATS, AttentionContract, Contract, LinearContract, parse
+from samebits.contract import (
+    FORMATS,
+    AttentionContract,
+    Contract,
+    LinearContract,
+    activations,
+    parse,
+)
+from samebits.contract import numerics as nx
+from samebits.contract.operands import store, widen
 from samebits.errors import ReceiptError
 from samebits.guard.receipts.merkle import Leaf, Manifest, leaf_of, root_of
-from samebits.guard.receipts.operands import Attended, Product, Sample, unpack
+from samebits.guard.receipts.operands import Attended, Gated, Product, Sample, unpack
 from samebits.guard.receipts.reading import Source
 from samebits.guard.receipts.record import Identity, Receipt, address
 
@@ -116,24 +125,29 @@ def audit(
         raise ReceiptError(f"elements: {elements} is not at least 1")
     samples = _samples(source, receipt)
     manifest = _manifest(source, identity)
-    sizes = [s.n if isinstance(s, Product) else s.dv for s in samples]
+    sizes = [s.dv if isinstance(s, Attended) else s.n for s in samples]
+    kept = {(s.place, s.position): s for s in samples if isinstance(s, Product)}
     chosen = _chosen(sizes, elements, random.Random(seed))
     counts: Counter[str] = Counter()
     wrong: list[Wrong] = []
     products, seconds = 0, 0.0
     for index, columns in sorted(chosen.items()):
         sample = samples[index]
-        contract = _contract(identity, sample)
-        prepared: tuple[Any, ...] = ()
-        if isinstance(sample, Product):
-            prepared = _weights(sample, manifest, tensors, columns)
         start = time.process_time()
-        computed, amount = _compute(contract, sample, columns, prepared)
+        if isinstance(sample, Gated):
+            op, (recorded, computed), amount = "gate", _gate(sample, kept, columns), 0
+        else:
+            op = "linear" if isinstance(sample, Product) else "attention"
+            contract = _contract(identity, sample)
+            prepared: tuple[Any, ...] = ()
+            if isinstance(sample, Product):
+                prepared = _weights(sample, manifest, tensors, columns)
+            start = time.process_time()
+            computed, amount = _compute(contract, sample, columns, prepared)
+            recorded = _array(sample.y, sample.dtype)[columns]
         seconds += time.process_time() - start
         products += amount
-        op = "linear" if isinstance(sample, Product) else "attention"
         counts[op] += len(columns)
-        recorded = _array(sample.y, sample.dtype)[columns]
         wrong += [
             Wrong(op, sample.place, sample.position, column, int(was), int(should))
             for column, was, should in zip(columns, recorded, computed, strict=True)
@@ -183,7 +197,7 @@ def _chosen(sizes: Sequence[int], count: int, draw: random.Random) -> dict[int, 
     return {index: sorted(columns) for index, columns in found.items()}
 
 
-def _contract(identity: Identity, sample: Sample) -> Contract:
+def _contract(identity: Identity, sample: Product | Attended) -> Contract:
     if isinstance(sample, Product):
         name = f"linear {sample.n}x{sample.k} {sample.dtype}"
     else:
@@ -218,7 +232,10 @@ def _checked(name: str, manifest: dict[str, Leaf], tensors: Tensors) -> torch.Te
 
 
 def _compute(
-    contract: Contract, sample: Sample, columns: list[int], prepared: tuple[Any, ...]
+    contract: Contract,
+    sample: Product | Attended,
+    columns: list[int],
+    prepared: tuple[Any, ...],
 ) -> tuple[np.ndarray[Any, Any], int]:
     """The contract's words of the chosen elements, and the number of products."""
     if isinstance(sample, Product):
@@ -238,6 +255,45 @@ def _compute(
         softcap=sample.softcap, sink=sample.sink, out_dtype=contract.output, engine="cpu",
     )  # fmt: skip
     return _array(_bytes(y), kind), keys * (sample.d + len(columns) + 1)
+
+
+_FUNCTIONS = {"silu": activations.silu, "gelu_tanh": activations.gelu_tanh}
+Words = np.ndarray[Any, Any]
+
+
+def _gate(
+    sample: Gated, kept: dict[tuple[str, int], Product], columns: list[int]
+) -> tuple[Words, Words]:
+    """Recorded and computed words of the chosen elements. A NaN is a NaN, whatever its payload:
+    multiplications are torch's own, and processors differ there.
+    """
+    found = [kept.get((place, sample.position)) for place in (sample.gate, sample.up, sample.down)]
+    function = _FUNCTIONS.get(sample.function)
+    words = [_array(raw, sample.dtype) for raw in _rows(found)]
+    if function is None or len(words) != 3 or any(len(row) != sample.n for row in words):
+        raise ReceiptError(f"audit: the operands of the gate {sample.place} do not fit together")
+    gate, up, was = (row[columns] for row in words)
+    inner = _rounded(function(widen(gate, sample.dtype)), sample.dtype)
+    product = nx.mul32(widen(inner, sample.dtype), widen(up, sample.dtype))
+    both = np.isnan(product) & np.isnan(widen(was, sample.dtype))
+    return was, np.where(both, was, _rounded(product, sample.dtype))
+
+
+def _rows(found: Sequence[Product | None]) -> list[bytes]:
+    """Results of the first two products, and the operand of the third."""
+    if any(product is None for product in found):
+        return []
+    gate, up, down = (product for product in found if product is not None)
+    return [gate.y, up.y, down.x]
+
+
+def _rounded(x: np.ndarray[Any, Any], dtype: str) -> Words:
+    """fp32 values as words of a type."""
+    stored: Any = store(x, dtype, _NAN, x)
+    return np.ascontiguousarray(stored).view({16: np.uint16, 32: np.uint32}[FORMATS[dtype].bits])
+
+
+_NAN = 0x7FC00000
 
 
 def _links(samples: Sequence[Sample]) -> tuple[int, int]:

@@ -3,17 +3,21 @@
 One position of a request is chosen evenly among all that are computed (reservoir sampling: the
 number need not be known ahead). For it the operands' row and the result's row of every
 `torch.nn.Linear` are kept, and of every attention one head, with the keys and values that it saw.
+A gate between products needs nothing of its own: its operands are two products' results, and its
+result is the operand of a third.
 Words are kept as they were: an audit compares bits.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -73,11 +77,59 @@ class Attended(msgspec.Struct, frozen=True, kw_only=True, tag="attention", tag_f
     sink: float | None
 
 
+class Gated(msgspec.Struct, frozen=True, kw_only=True, tag="gate", tag_field="op"):
+    """A gate whose operands and result are those of products that are kept: round(f(gate)) * up.
+
+    Attributes:
+        place: the module.
+        position: of the token.
+        dtype: of all three.
+        n: numbers in a row.
+        function: f, one of `FUNCTIONS`.
+        gate, up: places of the products whose results are its operands.
+        down: place of the product whose operand is its result.
+    """
+
+    place: str
+    position: int
+    dtype: str
+    n: int
+    function: str
+    gate: str
+    up: str
+    down: str
+
+
+#: Functions of gates, by the class that computes them in transformers and torch.
+FUNCTIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
+#: What a module of three products computes if it is a gate; many of transformers' models have it.
+_GATE = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
+
+
+def gate_of(module: torch.nn.Module) -> str | None:
+    """The function of a gate, if `module` is one whose formula is known; else None."""
+    parts = (getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down"))
+    if not all(type(part) is torch.nn.Linear for part in parts):
+        return None
+    if _GATE not in _source(type(module).forward):
+        return None
+    return FUNCTIONS.get(type(getattr(module, "act_fn", None)).__name__)
+
+
+@lru_cache(maxsize=64)
+def _source(function: Callable[..., Any]) -> str:
+    """Its text; empty where there is none."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
+
+
 Span = tuple[int, int, int]
 """First flat row, number of rows, and position of the first, of consecutive tokens."""
 Visible = tuple[int, torch.Tensor]
 """The first key that belongs to a sequence, and which keys [S] a query sees."""
-Sample = Product | Attended
+Sample = Product | Attended | Gated
 _decoder: msgspec.msgpack.Decoder[list[Sample]] = msgspec.msgpack.Decoder(list[Sample])
 
 
@@ -137,6 +189,9 @@ class Sampler:
         self.targets: dict[int | str, Target] = {}
         self._draw = draw
         self._names = {module: name for name, module in model.named_modules()}
+        gates = {name: gate_of(module) for module, name in self._names.items()}
+        #: By the place of the product behind a gate: its own place, and its function.
+        self._gates = {f"{name}.down_proj": (name, f) for name, f in gates.items() if f}
         self._total = 0
 
     @contextmanager
@@ -190,8 +245,19 @@ class Sampler:
                             y=words(output.reshape(self._total, -1)[target.flat]),
                         )
                     )  # fmt: skip
+                    if name in self._gates:
+                        target.samples.append(self._gated(name, target.samples[-1]))
 
         return hook
+
+    def _gated(self, down: str, behind: Sample) -> Gated:
+        """The gate before a product that was kept."""
+        assert isinstance(behind, Product)
+        place, function = self._gates[down]
+        return Gated(
+            place=place, position=behind.position, dtype=behind.dtype, n=behind.k,
+            function=function, gate=f"{place}.gate_proj", up=f"{place}.up_proj", down=down,
+        )  # fmt: skip
 
     def attention(
         self,
