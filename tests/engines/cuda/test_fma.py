@@ -53,7 +53,7 @@ def test_defaults_are_chosen_for_their_rows(n: int) -> None:
 def test_few_rows_get_low_tiles_and_all_processors_work() -> None:
     for m in (1, 2, 8, 16, 32, 64, 96, 128, 333, 512):
         chosen = fma.choose(m, 4096, 4096)
-        tiles = -(-m // chosen.rows) * -(-4096 // chosen.columns)
+        tiles = chosen.tiles(m, 4096)
         assert chosen.rows < 2 * m and 112 <= tiles <= 264
 
 

@@ -85,6 +85,10 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
         """Columns of a tile."""
         return self.warp_columns * (_LANES // self.lane_rows) * self.thread_columns
 
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of a result [m, n]."""
+        return -(-m // self.rows) * -(-n // self.columns)
+
     def shared(self, size: int) -> int:
         """Bytes of shared memory for operands of `size` bytes an element."""
         return self.stages * (self.rows + self.columns) * (self.depth * size + 16)
@@ -111,9 +115,9 @@ def _tiles() -> tuple[FmaSchedule, ...]:
     )  # fmt: skip
     four = tuple(
         _made(8, warps, (m, n), depth=64 if m * n <= 24 else 32, fetchers=4)
-        for warps in ((1, 4), (2, 2)) for m in range(1, 9) for n in range(1, 9) if m * n <= 32
+        for warps in ((2, 2), (1, 4)) for m in range(1, 9) for n in range(1, 9) if m * n <= 32
     )  # fmt: skip
-    eight = tuple(_made(8, (2, 4), (m, n)) for m in range(4, 9) for n in range(3, 9))
+    eight = tuple(_made(8, (2, 4), (m, n)) for m in range(8, 3, -1) for n in range(3, 9))
     return few + four + eight
 
 
@@ -123,12 +127,12 @@ TILES = _tiles()
 
 def choose(m: int, n: int, k: int) -> FmaSchedule:
     """The most promising schedule for [m, k] x [n, k]."""
-    return min(TILES, key=lambda s: cycles(s, m, n, k))
+    return ranked(m, n, k)[0]
 
 
 def ranked(m: int, n: int, k: int) -> list[FmaSchedule]:
-    """`TILES`, the most promising first."""
-    return sorted(TILES, key=lambda s: cycles(s, m, n, k))
+    """`TILES`, the most promising first; of two as fast the one that reads less."""
+    return sorted(TILES, key=lambda s: (cycles(s, m, n, k), s.tiles(m, n) * (s.rows + s.columns)))
 
 
 def cycles(s: FmaSchedule, m: int, n: int, k: int) -> float:
@@ -142,8 +146,9 @@ def cycles(s: FmaSchedule, m: int, n: int, k: int) -> float:
     results, operands = s.thread_rows * s.thread_columns, s.thread_rows + s.thread_columns
     issue, read = -(-s.warps // 4) * (results + operands / 4), s.warps * operands / 2
     step = max(issue + read / 2, 4.0, 4 * (s.rows + s.columns) / _CACHE)
-    tiles = -(-m // s.rows) * -(-n // s.columns)
-    return max(-(-tiles // _PROCESSORS) * (k * step + _START), 4 * n * k / _MEMORY)
+    tiles = s.tiles(m, n)
+    memory = 4 * n * k / _MEMORY * max(1.0, _PROCESSORS / 2 / tiles)
+    return max(-(-tiles // _PROCESSORS) * (k * step + _START), memory)
 
 
 def refusal(
@@ -182,7 +187,7 @@ class Product:
         y: torch.Tensor,
     ) -> None:
         self.n, self.k = w.shape
-        self.tile = schedule.rows, schedule.columns
+        self.schedule = schedule
         self.pitches = x.stride(0), w.stride(0), y.stride(0)
         self.launch = _launcher(schedule, x.dtype, y.dtype)
 
@@ -198,8 +203,19 @@ class Product:
         beta: float,
         *_: Any,
     ) -> None:
-        tiles = -(-m // self.tile[0]) * -(-self.n // self.tile[1])
-        self.launch((tiles,), x, w, c, y, *self.pitches, m, self.n, self.k, alpha, beta)
+        self.launch(
+            (self.schedule.tiles(m, self.n),),
+            x,
+            w,
+            c,
+            y,
+            *self.pitches,
+            m,
+            self.n,
+            self.k,
+            alpha,
+            beta,
+        )
 
 
 def run(
