@@ -102,9 +102,10 @@ def reordered() -> Iterator[tuple[Any, dict[str, Any], dict[str, str]]]:
     yield attention_kernel, {"MASK": 1, "SOFTCAP": True, "D": 32}, fp8 | {"mask": "*i1"}
     yield attention_kernel, {"MASK": 2}, {"mask": "*fp32"}
     yield attention_kernel, {"ONE_POSITION": True, "SPAN": 2}, fp8
-    exact = {"BM": 16, "BN": 32, "BK": 32, "HAS_C": True, "PARTIAL": False}
+    exact = {"BM": 16, "BN": 32, "BK": 32}
+    found = {"sums": "*fp64", "x_tops": "*fp32", "w_sizes": "*fp32"}
     for kind in ("*fp32", "*bf16"):
-        yield wide_kernel, exact, {"x": kind, "w": kind, "c": "*fp32", "y": kind, "k": "i32"}
+        yield wide_kernel, exact, {"x": kind, "w": kind, "k": "i32"} | found
     scores = {"scores": "*fp32", "tops": "*fp32"}
     yield scores_kernel, SHARED | {"D": 64, "BLOCK_D": 64}, fp8 | scores
     values = SHARED | {"DV": 64, "COLUMNS": 16, "LEAF": 512}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -88,6 +89,7 @@ def test_residues(name: str) -> None:
         if m == 33:
             x = special(x, 0, 0.0002)
             x[0], w[1] = 0, 0
+            x[5, 3], w[2, 4] = torch.inf, -torch.inf
         c = spread(n, dtype=torch.float32, octaves=octaves, seed=3)
         for term in (None, c):
             want, _ = cpu.product(x, w, term, dtype)
@@ -98,15 +100,19 @@ def test_residues(name: str) -> None:
 
 
 def test_moduli() -> None:
-    """Sums of the largest whole numbers that the bits allow are found."""
-    assert math.gcd(*residue._MODULI) == 1
+    """Sums of any whole numbers that the norms allow are found; residues are int8."""
     for a, b in itertools.combinations(residue._MODULI, 2):
         assert math.gcd(a, b) == 1
-    for k in (1, 4096, 14336, residue.LONGEST):
-        largest = k * 4 ** residue.bits_of(k)
-        assert 2 * largest < residue._PRODUCT
-        assert 16 * largest > residue._PRODUCT or residue.bits_of(k) == 22
-    assert residue.LONGEST * 128 * 128 < 2**31
+    assert residue.LONGEST * 128 * 128 <= 2**30
+    for p in residue._MODULI[1:]:
+        wrong = abs(Fraction(float(torch.tensor(1 / p))) - Fraction(1, p)) * 2**22
+        assert p * (Fraction(1, 2) + wrong) < 128
+    for sums in residue._SUMS.values():
+        for share, p in zip(sums.shares, residue._MODULI, strict=False):
+            assert share % p == 1 and share * p % sums.product == 0
+        # What `parts` are short of, and sums up to 0.49 of the product, leave q certain.
+        assert 255 * len(sums.parts) / 2**20 < 0.01
+        assert 255 * sum(sums.parts) + 2**19 < 2**31
 
 
 @pytest.mark.parametrize("squares", [False, True])

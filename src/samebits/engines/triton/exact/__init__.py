@@ -8,6 +8,8 @@ warps, splits or chips.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -20,14 +22,18 @@ from samebits.engines.triton.exact.rowwise import (
     row_kernel,
     softmax_kernel,
 )
-from samebits.engines.triton.exact.wide import wide_kernel
+from samebits.engines.triton.exact.wide import join_wide_kernel, partial_kernel, wide_kernel
 from samebits.engines.triton.launch import launch
 
-#: Rows and columns from which residues are faster: fp64 costs 15 times as much a product, but needs
-#: no preparation of the operands.
+#: Rows and columns from which residues are faster: fp64 costs many times as much a product, but
+#: needs no preparation of the operands.
 _MANY = 96
+#: Rows that do not fill the chip.
+_FEW_ROWS = 264
 #: Items of a batch that a grid's third axis takes.
 _MOST_ITEMS = 65535
+#: Parts of k that are joined at a time.
+_MOST_PARTS = 32
 
 
 def product(
@@ -60,15 +66,44 @@ def wide(
     x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, y: torch.Tensor,
     m: int, n: int, k: int, items: int,
 ) -> None:  # fmt: skip
-    """By way of fp64."""
-    bm = 16 if m <= 16 else 32
-    bn = 32 if m <= 16 and n * items < 8192 else 64
+    """By way of fp64, in parts of k."""
+    *made, terms = _parts(x, w, m, n, k, items)
     term = (0, 0, 0) if c is None else _strides(c.expand(y.shape))
+    grid, parts, tile = _join(made[0])
     launch(
-        wide_kernel, (-(-n // bn), -(-m // bm), items),
-        x, w, c, y, m, n, k, *_strides(x)[:2], *_strides(w)[:2], *term, m * n,
-        BM=bm, BN=bn, BK=32, HAS_C=c is not None, PARTIAL=False, num_warps=4, num_stages=3,
+        join_wide_kernel, grid, *made, x, w, c, y, m, n, k, terms, parts,
+        *_strides(x)[:2], *_strides(w)[:2], *term, HAS_C=c is not None, **tile,
     )  # fmt: skip
+
+
+def _join(sums: torch.Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]]:
+    """Grid, number of parts and tile of what joins `sums` [S, B, m, n]."""
+    parts, items, m, n = sums.shape
+    block = min(128, _block(n))
+    tile = {"BLOCK": block, "PARTS": 1 << (parts - 1).bit_length(), "num_warps": 4}
+    return (-(-n // block), m, items), parts, tile
+
+
+def _parts(
+    x: torch.Tensor, w: torch.Tensor, m: int, n: int, k: int, items: int,
+    bn: int = 64, blocks: int = 1024, stages: int = 3, warps: int = 4,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:  # fmt: skip
+    """What `wide_kernel` leaves of x and w, and the terms of a part."""
+    bm, bk = 16 if m <= 16 else 32, 32
+    tiles = -(-n // bn) * -(-m // bm) * items
+    words = k // 2 if x.element_size() == 2 else k
+    steps = max(1, -(-words // bk))
+    # As many parts as fill the chip, of four steps at least.
+    parts = max(1, min(blocks // tiles, steps // 4, _MOST_ITEMS // items, _MOST_PARTS))
+    span = -(-steps // parts) * bk
+    kinds = ((m, n), torch.float64), ((m,), torch.float32), ((n,), torch.float32)
+    made = [torch.empty((parts, items, *s), dtype=d, device=x.device) for s, d in kinds]
+    launch(
+        wide_kernel, (-(-n // bn), -(-m // bm), items * parts), x, w, *made, m, n, k, span, items,
+        *_strides(x)[:2], *_strides(w)[:2],
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return made[0], made[1], made[2], span * k // max(words, 1)
 
 
 def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,12 +112,10 @@ def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     (m, k), n = x.shape, w.shape[0]
     y = torch.empty((m, n), dtype=torch.float64, device=x.device)
     e = torch.empty_like(y)
-    bm = 16 if m <= 16 else 32
-    launch(
-        wide_kernel, (-(-n // 32), -(-m // bm), 1), x, w, e, y, m, n, k, 0, x.stride(0), 0,
-        w.stride(0), 0, 0, 0, 0,
-        BM=bm, BN=32, BK=32, HAS_C=False, PARTIAL=True, num_warps=4, num_stages=3,
-    )  # fmt: skip
+    if y.numel():
+        *made, terms = _parts(x, w, m, n, k, 1)
+        grid, parts, tile = _join(made[0])
+        launch(partial_kernel, grid, *made, y, e, m, n, terms, parts, **tile)
     return y, e
 
 
@@ -106,8 +139,8 @@ def rows(
     count, n = x.shape
     y = torch.empty(count, dtype=out_dtype, device=x.device)
     if count:
-        block = _block(n)
-        share = max(1, 1024 // block)
+        block = min(512, _block(n))
+        share = max(1, 512 // block)
         launch(
             row_kernel, (-(-count // share),), x, y, count, n, x.stride(0),
             ROWS=share, BLOCK=block, SQUARES=squares, num_warps=4,
@@ -136,8 +169,7 @@ def norm(
         bias = None if bias is None else bias.contiguous()
         launch(
             norm_kernel, (count,), x, weight, bias, y, n, x.stride(0), float(n), eps,
-            BLOCK=_block(n), LAYER=layer, HAS_W=weight is not None, HAS_B=bias is not None,
-            num_warps=4,
+            LAYER=layer, HAS_W=weight is not None, HAS_B=bias is not None, **_row(count, n),
         )  # fmt: skip
     return y
 
@@ -148,7 +180,7 @@ def softmax(kind: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     count, n = x.shape
     shape = (count,) if kind == "logsumexp" else (count, n)
     y = torch.empty(shape, dtype=out_dtype, device=x.device)
-    launch(softmax_kernel, (count,), x, y, n, x.stride(0), BLOCK=_block(n), KIND=kind, num_warps=4)
+    launch(softmax_kernel, (count,), x, y, n, x.stride(0), KIND=kind, **_row(count, n))
     return y
 
 
@@ -164,6 +196,13 @@ def exp(x: torch.Tensor) -> torch.Tensor:
 def _block(n: int) -> int:
     """Elements of a row that a program holds at a time."""
     return min(4096, max(16, 1 << max(n - 1, 0).bit_length()))
+
+
+def _row(count: int, n: int) -> dict[str, Any]:
+    """How a program takes one of `count` rows: many warps where there are few programs."""
+    if count <= _FEW_ROWS:
+        return {"BLOCK": _block(n), "num_warps": 4 if n <= 1024 else 16}
+    return {"BLOCK": min(1024, _block(n)), "num_warps": 4}
 
 
 def _by_residues(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype) -> bool:

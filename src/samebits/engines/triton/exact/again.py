@@ -8,14 +8,19 @@ import triton.language as tl
 from samebits.engines.triton import functions
 from samebits.engines.triton.exact.numbers import (
     SLACK,
+    UNIT,
+    add_pairs,
+    certain,
     deposit,
     power_of_two,
-    round_to,
     rounded_digits,
     split,
+    two_sum,
 )
 
-_BLOCK = tl.constexpr(64)
+#: Terms at a time: of a sum in two numbers, and of one without rounding.
+_MANY = tl.constexpr(512)
+_BLOCK = tl.constexpr(16)
 
 
 @triton.jit
@@ -26,36 +31,57 @@ def unit_exponent(smallest, FRACTION: tl.constexpr):
 
 
 @triton.jit
+def _settled(total, rest, size, low, count, OUT: tl.constexpr):
+    """R(sum of total + rest), and whether that is certain.
+
+    Args:
+        total, rest: [B] fp64, sums in two numbers, of which only `rest` was rounded.
+        size: [B] fp64, sums of magnitudes.
+        low: e where every term is a multiple of 2^e.
+        count: terms.
+    """
+    y, rest = tl.reduce((total, rest), 0, add_pairs)
+    size = tl.sum(size, 0)
+    # Multiples of one unit below 2^53 of it: nothing was rounded.
+    fits = size * SLACK < power_of_two(tl.maximum(tl.minimum(low + 53, 1000), -1000))
+    y = tl.where(tl.abs(y) < float("inf"), y + rest, y)
+    steps = (count + 64).to(tl.float64) * (UNIT * SLACK)
+    # A rest is at most `steps * size`, and the rests went through as many roundings.
+    e = tl.where(fits, 0.0, steps * steps * size)
+    return certain(y, e, OUT)
+
+
+@triton.jit
 def product_again(x, w, step_x, step_w, k, term, OUT: tl.constexpr):
     """R(sum x[i * step_x] * w[i * step_w] + term), i < k; term: fp32.
 
-    If every partial sum is a multiple of one unit with at most 53 bits, fp64 had it exactly. If
-    not, the terms are added without rounding.
+    Products are exact in fp64, and added in two numbers; if that is not certain, without rounding.
     """
     IN: tl.constexpr = x.dtype.element_ty
-    total = tl.zeros([_BLOCK], tl.float64)
-    size = tl.zeros([_BLOCK], tl.float64)
-    low_x = tl.full([_BLOCK], float("inf"), tl.float32)
-    low_w = tl.full([_BLOCK], float("inf"), tl.float32)
-    for start in range(0, k, _BLOCK):
-        i = start + tl.arange(0, _BLOCK)
+    total = tl.zeros([_MANY], tl.float64)
+    rest = tl.zeros([_MANY], tl.float64)
+    size = tl.zeros([_MANY], tl.float64)
+    low_x = tl.full([_MANY], float("inf"), tl.float32)
+    low_w = tl.full([_MANY], float("inf"), tl.float32)
+    lane = tl.arange(0, _MANY)
+    total = tl.where(lane == 0, term.to(tl.float64), total)
+    size = tl.abs(total)
+    for start in range(0, k, _MANY):
+        i = start + lane
         a = tl.load(x + i.to(tl.int64) * step_x, mask=i < k, other=0.0).to(tl.float32)
         b = tl.load(w + i.to(tl.int64) * step_w, mask=i < k, other=0.0).to(tl.float32)
         p = a.to(tl.float64) * b.to(tl.float64)
-        total += p
+        total, gone = two_sum(total, p)
+        rest += gone
         size += tl.abs(p)
         low_x = tl.minimum(low_x, tl.where(a == 0, float("inf"), tl.abs(a)))
         low_w = tl.minimum(low_w, tl.where(b == 0, float("inf"), tl.abs(b)))
-    y = tl.sum(total, 0) + term.to(tl.float64)
     FRACTION: tl.constexpr = 23 if tl.float32 == IN else (7 if tl.bfloat16 == IN else 10)
-    e = unit_exponent(tl.min(low_x, 0), FRACTION) + unit_exponent(tl.min(low_w, 0), FRACTION)
+    low = unit_exponent(tl.min(low_x, 0), FRACTION) + unit_exponent(tl.min(low_w, 0), FRACTION)
     field = (term.to(tl.int32, bitcast=True) >> 23) & 255
-    e = tl.where(term == 0, e, tl.minimum(e, tl.maximum(field, 1) - 150))
-    bound = (tl.sum(size, 0) + tl.abs(term).to(tl.float64)) * SLACK
-    finite = tl.abs(y) < float("inf")
-    fits = (bound < power_of_two(tl.minimum(e + 53, 1000))) | (y != y) | ~finite
-    result = round_to(y, OUT)
-    if ~fits:
+    low = tl.where(term == 0, low, tl.minimum(low, tl.maximum(field, 1) - 150))
+    result, sure = _settled(total, rest, size, low, k, OUT)
+    if ~sure:
         digits = tl.zeros([_BLOCK, 64], tl.int64)
         for start in range(0, k, _BLOCK):
             i = start + tl.arange(0, _BLOCK)
@@ -88,24 +114,23 @@ def row_again(x, step, n, shift, OUT: tl.constexpr, KIND: tl.constexpr):
     SQUARED: tl.constexpr = KIND == "squares" or KIND == "deviations"
     WIDE: tl.constexpr = tl.float32 == IN or KIND == "exp" or KIND == "deviations"
     FRACTION: tl.constexpr = 23 if WIDE else (7 if tl.bfloat16 == IN else 10)
-    total = tl.zeros([_BLOCK], tl.float64)
-    size = tl.zeros([_BLOCK], tl.float64)
-    low = tl.full([_BLOCK], float("inf"), tl.float32)
-    for start in range(0, n, _BLOCK):
-        i = start + tl.arange(0, _BLOCK)
+    total = tl.zeros([_MANY], tl.float64)
+    rest = tl.zeros([_MANY], tl.float64)
+    size = tl.zeros([_MANY], tl.float64)
+    low = tl.full([_MANY], float("inf"), tl.float32)
+    for start in range(0, n, _MANY):
+        i = start + tl.arange(0, _MANY)
         v = tl.load(x + i.to(tl.int64) * step, mask=i < n, other=0.0).to(tl.float32)
         a = term_of(v, i < n, shift, KIND)
         p = a.to(tl.float64)
         p = p * p if SQUARED else p
-        total += p
+        total, gone = two_sum(total, p)
+        rest += gone
         size += tl.abs(p)
         low = tl.minimum(low, tl.where(a == 0, float("inf"), tl.abs(a)))
-    y = tl.sum(total, 0)
     e = unit_exponent(tl.min(low, 0), FRACTION) * (2 if SQUARED else 1)
-    finite = tl.abs(y) < float("inf")
-    fits = (tl.sum(size, 0) * SLACK < power_of_two(tl.minimum(e + 53, 1000))) | (y != y) | ~finite
-    result = round_to(y, OUT)
-    if ~fits:
+    result, sure = _settled(total, rest, size, e, n, OUT)
+    if ~sure:
         digits = tl.zeros([_BLOCK, 64], tl.int64)
         for start in range(0, n, _BLOCK):
             i = start + tl.arange(0, _BLOCK)

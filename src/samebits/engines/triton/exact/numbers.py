@@ -52,6 +52,21 @@ def _word(x, OUT: tl.constexpr):
 
 
 @triton.jit
+def two_sum(a, b):
+    """a + b rounded, and what that took away: exact (Knuth)."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+@triton.jit
+def add_pairs(a, a_rest, b, b_rest):
+    """Sums that are held in two numbers; only the rests are rounded."""
+    s, rest = two_sum(a, b)
+    return s, (a_rest + b_rest) + rest
+
+
+@triton.jit
 def power_of_two(e):
     """2^e in fp64, -1022 <= e <= 1023."""
     return ((e.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)

@@ -1,14 +1,14 @@
-"""Exact products by residues: many rows of bf16, on the integer matrix unit.
+"""Exact products by residues: many rows of bf16 and fp16, on the integer matrix unit.
 
 Ozaki's scheme II (Ozaki, Uchino and Imamura, arXiv 2504.08009), with a certificate. A row is
-brought to whole numbers of at most B bits, X = rint(x * 2^s); for seven moduli p the product of the
-residues modulo p is a product of int8 that the matrix unit sums without an error, and the Chinese
-remainder theorem gives sum X * W. What the rounding to whole numbers took away is known and bounds
-the error: of normal data it is nothing but the last bits of a few small numbers.
+brought to whole numbers, X = rint(x * 2^s); for some moduli p the product of the residues modulo p
+is a product of int8 that the matrix unit sums without an error, and the Chinese remainder theorem
+gives sum X * W. What the rounding to whole numbers took away is known and bounds the error: of
+normal data it is nothing but the last bits of a few small numbers.
 
-The moduli are pairwise coprime and multiply up to 2^55.7, so sums below 2^54.7 are found: B is the
-largest number of bits for which K * 2^(2 B) is smaller. Residues are between -128 and 127, and
-int32 holds the sum of 65,536 of their products.
+Three steps: residues of both operands; a product for each modulus, of which one byte a sum is kept;
+sums, and their rounding. By Cauchy and Schwarz |sum X * W| is at most |X| |W|, so each row has the
+largest s with which its norm stays below the square root of half the moduli's product.
 """
 
 from __future__ import annotations
@@ -19,205 +19,300 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.exact.again import product_again
-from samebits.engines.triton.exact.numbers import SLACK, UNIT, certain, power_of_two
+from samebits.engines.cuda.exact import residue as cuda
+from samebits.engines.triton.exact.numbers import SLACK, UNIT, power_of_two
+from samebits.engines.triton.exact.settle import settle
 from samebits.engines.triton.launch import launch
 
-_MODULI = (256, 255, 253, 251, 247, 241, 239)
-_PRODUCT = math.prod(_MODULI)
-_COFACTORS = [_PRODUCT // p for p in _MODULI]
-#: Times the residue of a sum, modulo p: its share of the sum in units of the cofactor.
-_INVERSES = [pow(c, -1, p) for c, p in zip(_COFACTORS, _MODULI, strict=True)]
-COUNT = tl.constexpr(len(_MODULI))
+_MODULI = (256, 253, 251, 247, 241, 239, 233)
 MODULI = tl.constexpr(_MODULI)
-PRODUCT = tl.constexpr(_PRODUCT)
-COFACTORS = tl.constexpr(tuple(_COFACTORS))
-INVERSES = tl.constexpr(tuple(_INVERSES))
 #: Products that int32 sums.
 LONGEST = 1 << 16
 #: k is filled up with zeros to a multiple of this.
 STEP = 128
+#: Whole numbers are below 2^MOST: their quotients are found in fp32.
+MOST = tl.constexpr(22)
+_MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
 
 
-def bits_of(k: int) -> int:
-    """B for sums of k products: K * 2^(2 B) stays below 0.49 of the moduli's product.
+def moduli_of(dtype: torch.dtype) -> tuple[int, ...]:
+    """As many as random numbers of the type, and results of the type, are worth."""
+    return _MODULI[: 6 if dtype is torch.bfloat16 else 7]
 
-    At most 22: residues are computed in fp32, where X / p then cannot be taken for a half.
+
+class _Sums:
+    """What finds a sum from its residues r modulo each of `moduli`: sum r * E - q * P.
+
+    Attributes:
+        product: P.
+        shares: E, which is 1 modulo one of them and 0 modulo the others.
+        parts: E / P in units of 2^-20: q is the nearest whole number to sum r * E / P.
+        high, low: E / P in units of 2^-32, as int32, and what is left in units of 2^-52.
     """
-    return min(22, int((math.log2(0.49 * _PRODUCT) - math.log2(max(k, 1))) / 2))
+
+    def __init__(self, moduli: tuple[int, ...]) -> None:
+        self.product = math.prod(moduli)
+        self.shares = [self.product // p * pow(self.product // p, -1, p) for p in moduli]
+        self.parts = [(share << 20) // self.product for share in self.shares]
+        fractions = [(share << 52) // self.product for share in self.shares]
+        self.high = [(f >> 20) - (f >> 51 << 32) for f in fractions]
+        self.low = [f & 0xFFFFF for f in fractions]
+
+
+_SUMS = {n: _Sums(_MODULI[:n]) for n in (6, 7)}
+PRODUCTS = tl.constexpr(tuple(_SUMS[max(n, 6)].product for n in range(8)))
+SHARES = tl.constexpr(tuple(tuple(_SUMS[max(n, 6)].shares) for n in range(8)))
+PARTS = tl.constexpr(tuple(tuple(_SUMS[max(n, 6)].parts) for n in range(8)))
+HIGH = tl.constexpr(tuple(tuple(_SUMS[max(n, 6)].high) for n in range(8)))
+LOW = tl.constexpr(tuple(tuple(_SUMS[max(n, 6)].low) for n in range(8)))
 
 
 @triton.jit
 def residue_kernel(
-    x, residues, largest, lost, exponents, k, k_padded, row, plane,
-    BITS: tl.constexpr, BLOCK: tl.constexpr,
+    x, residues, largest, lost, shifts, k, k_padded, row, plane,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row as whole numbers X = rint(x * 2^(BITS - e)), modulo seven numbers.
+    """A row as whole numbers X = rint(x * 2^s), modulo COUNT numbers.
 
     Args:
-        residues: [7, rows, k_padded] int8, planes `plane` apart.
-        largest, lost: [rows] fp64: the largest magnitude, and the sum of |x - X 2^(e - BITS)|; not
-            finite if the row is not.
-        exponents: [rows] int32, e: all magnitudes are below 2^e.
+        residues: [COUNT, rows, k_padded] int8, planes `plane` apart.
+        largest, lost: [rows] fp32: the largest magnitude, and the sum of |x - X 2^-s|; that is Inf
+            if the row is not finite.
+        shifts: [rows] int32, s.
     """
     r = tl.program_id(0).to(tl.int64)
     x += r * row
     top = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, k, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        v = tl.abs(tl.load(x + i, mask=i < k, other=0.0).to(tl.float32))
-        top = tl.maximum(top, tl.where(v == v, v, float("inf")))
+        v = tl.load(x + i, mask=i < k, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.abs(v))  # passes over NaN, which reaches the squares
+        squares = tl.fma(v, v, squares)
     m = tl.max(top, 0)
-    e = tl.maximum((m.to(tl.int32, bitcast=True) >> 23) & 255, 1) - 126
-    up = power_of_two(BITS - e)
-    down = power_of_two(e - BITS)
-    gone = tl.zeros([BLOCK], tl.float64)
+    square = tl.sum(squares, 0)
+    e = tl.maximum((m.to(tl.int32, bitcast=True) >> 23) & 255, 1) - 126  # magnitudes are below 2^e
+    unit = 0
+    if ~((square > 2.0**-60) & (square < 2.0**100)):  # squares of fractions of the largest number
+        unit = e
+        squares = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, k, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            v = tl.load(x + i, mask=i < k, other=0.0).to(tl.float32)
+            u = (v.to(tl.float64) * power_of_two(-e)).to(tl.float32)
+            squares = tl.fma(u, u, squares)
+        square = tl.sum(squares, 0)
+    finite = square < float("inf")
+    # Of half the moduli's product: roundings of the squares' sum, and of x to whole numbers.
+    ratio = 0.45 * PRODUCTS[COUNT] / tl.where(square > 0.0, square, 1.0)
+    free = ((ratio.to(tl.int32, bitcast=True) >> 23) & 255) - 127
+    shift = tl.minimum(tl.minimum((free >> 1) - unit, MOST - e), 126)
+    up = power_of_two(shift).to(tl.float32)
+    gone = tl.zeros([BLOCK], tl.float32)
     for start in range(0, k_padded, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        v = tl.load(x + i, mask=i < k, other=0.0).to(tl.float32).to(tl.float64)
+        v = tl.load(x + i, mask=i < k, other=0.0).to(tl.float32)
         scaled = v * up
-        near = (scaled + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2^52: to nearest
-        gone += tl.abs(scaled - near)
-        whole = tl.where(m < float("inf"), near, 0.0).to(tl.int32)
+        word = scaled + _MAGIC  # its last bits are those of the whole number
+        whole = word - _MAGIC
+        gone += tl.abs(scaled - whole)
+        bits = word.to(tl.int32, bitcast=True)
         part = residues + r * k_padded + i
         inside = i < k_padded
-        tl.store(part, whole.to(tl.int8), mask=inside)  # modulo 256: the low byte
-        f = whole.to(tl.float32)
+        tl.store(part, bits.to(tl.int8), mask=inside)  # modulo 256: the low byte
         for j in tl.static_range(1, COUNT):
-            quotient = (f * (1.0 / MODULI[j]) + 12582912.0) - 12582912.0  # 1.5 * 2^23: to nearest
-            tl.store(part + j * plane, (f - quotient * MODULI[j]).to(tl.int8), mask=inside)
-    total = tl.sum(gone, 0) * down
-    tl.store(largest + r, m.to(tl.float64))
-    tl.store(lost + r, tl.where(m < float("inf"), total, float("inf")))
-    tl.store(exponents + r, e)
+            quotient = tl.fma(whole, 1.0 / MODULI[j], _MAGIC).to(tl.int32, bitcast=True)
+            tl.store(part + j * plane, (bits - quotient * MODULI[j]).to(tl.int8), mask=inside)
+    total = tl.sum(gone, 0).to(tl.float64) * (1.0 + k * 2.0**-23)
+    # A number that is brought down may fall below the smallest one.
+    total += tl.where(shift < 0, k * 2.0**-140, 0.0)
+    tl.store(largest + r, m)
+    total = (total * power_of_two(-shift)).to(tl.float32)
+    tl.store(lost + r, tl.where(finite, total, float("inf")))
+    tl.store(shifts + r, shift)
 
 
 @triton.jit
-def _fold(total, acc, j: tl.constexpr):
-    """Adds the share of the sums' residues modulo the j-th number."""
-    p: tl.constexpr = MODULI[j]
-    share = ((acc % p) * INVERSES[j]) % p
-    return total + share.to(tl.int64) * COFACTORS[j]
+def _chosen(j, VALUES: tl.constexpr, COUNT: tl.constexpr):
+    value = VALUES[0]
+    for i in tl.static_range(1, COUNT):
+        value = tl.where(j == i, VALUES[i], value)
+    return value
 
 
 @triton.jit
 def product_kernel(
-    x, w, c, y, x_residues, w_residues, x_largest, w_largest, x_lost, w_lost, x_exponents,
-    w_exponents, m, n, k, k_padded, x_row, w_row, c_row, c_col, x_plane, w_plane,
-    BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, HAS_C: tl.constexpr,
+    x_residues, w_residues, kept, m, n, k_padded, x_plane, w_plane,
+    COUNT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """y = R(x @ w.T + c): x [m, k], w [n, k], y [m, n] contiguous; residues of `residue_kernel`."""
-    OUT: tl.constexpr = y.dtype.element_ty
-    # Tiles in groups of GROUP rows, so that what is loaded is still in the cache.
+    """kept[j] = x_residues[j] @ w_residues[j].T modulo the j-th number: uint8 [COUNT, m, n]."""
     wide, high = tl.cdiv(n, BN), tl.cdiv(m, BM)
-    first = tl.program_id(0) // (GROUP * wide) * GROUP
+    j = tl.program_id(0) // (wide * high)
+    tile = tl.program_id(0) % (wide * high)
+    # Tiles in groups of GROUP rows, so that what is loaded is still in the cache.
+    first = tile // (GROUP * wide) * GROUP
     tall = tl.minimum(high - first, GROUP)
-    inner = tl.program_id(0) % (GROUP * wide)
+    inner = tile % (GROUP * wide)
     rows = (first + inner % tall) * BM + tl.arange(0, BM)
     columns = (inner // tall) * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
     # Rows beyond the end are read again from the start: their results are not stored.
-    a_at = x_residues + (rows % m).to(tl.int64)[:, None] * k_padded + depth[None, :]
-    b_at = w_residues + (columns % n).to(tl.int64)[None, :] * k_padded + depth[:, None]
-    total = tl.zeros([BM, BN], tl.int64)
-    for j in range(COUNT):
-        acc = tl.zeros([BM, BN], tl.int32)
-        a_here, b_here = a_at + j * x_plane, b_at + j * w_plane
-        for _ in range(0, k_padded, BK):
-            acc = tl.dot(tl.load(a_here), tl.load(b_here), acc, out_dtype=tl.int32)
-            a_here += BK
-            b_here += BK
-        if j == 0:
-            total = _fold(total, acc, 0)
-        elif j == 1:
-            total = _fold(total, acc, 1)
-        elif j == 2:
-            total = _fold(total, acc, 2)
-        elif j == 3:
-            total = _fold(total, acc, 3)
-        elif j == 4:
-            total = _fold(total, acc, 4)
-        elif j == 5:
-            total = _fold(total, acc, 5)
-        else:
-            total = _fold(total, acc, 6)
-    # total = sum + q * PRODUCT with |sum| < 0.49 PRODUCT: q is the nearest whole number.
-    q = total.to(tl.float64) * (1.0 / PRODUCT)
-    q = (q + 6755399441055744.0) - 6755399441055744.0
-    whole = (total - q.to(tl.int64) * PRODUCT).to(tl.float64)
-
+    a_at = x_residues + j * x_plane + (rows % m).to(tl.int64)[:, None] * k_padded + depth[None, :]
+    b_at = (
+        w_residues + j * w_plane + (columns % n).to(tl.int64)[None, :] * k_padded + depth[:, None]
+    )
+    acc = tl.zeros([BM, BN], tl.int32)
+    for _ in range(0, k_padded, BK):
+        acc = tl.dot(tl.load(a_at), tl.load(b_at), acc, out_dtype=tl.int32)
+        a_at += BK
+        b_at += BK
+    rest = acc % _chosen(j, MODULI, COUNT)
     here = (rows < m)[:, None] & (columns < n)[None, :]
-    x_in, w_in = rows < m, columns < n
-    x_top = tl.load(x_largest + rows, mask=x_in, other=0.0)
-    w_top = tl.load(w_largest + columns, mask=w_in, other=0.0)
-    x_off = tl.load(x_lost + rows, mask=x_in, other=0.0)
-    w_off = tl.load(w_lost + columns, mask=w_in, other=0.0)
-    x_scale = power_of_two(tl.load(x_exponents + rows, mask=x_in, other=0) - BITS)
-    w_scale = power_of_two(tl.load(w_exponents + columns, mask=w_in, other=0) - BITS)
-    sums = whole * x_scale[:, None] * w_scale[None, :]
-    # sum |x w - X W| <= sum |x - X| max |w| + max |X| sum |w - W|; and `whole` was rounded.
-    e = (x_off[:, None] * w_top[None, :] + x_top[:, None] * w_off[None, :]) * SLACK
-    e += tl.where(tl.abs(whole) > 4503599627370496.0, tl.abs(sums) * (2.0 * UNIT), 0.0)
+    rest = tl.where(rest < 0, rest + _chosen(j, MODULI, COUNT), rest).to(tl.uint8)
+    tl.store(kept + (j * m.to(tl.int64) + rows)[:, None] * n + columns[None, :], rest, mask=here)
+
+
+@triton.jit
+def _rough(
+    at, plane, c, x_largest, x_lost, tops, losses, exponents, columns, here, c_col,
+    OUT: tl.constexpr, COUNT: tl.constexpr, HAS_C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Results by way of fp32, and which of them are certain."""
+    high = tl.zeros([BLOCK], tl.int32)
+    low = tl.zeros([BLOCK], tl.int32)
+    for j in tl.static_range(COUNT):
+        rest = tl.load(at + j * plane, mask=here, other=0).to(tl.int32)
+        high += rest * HIGH[COUNT][j]  # its whole part is lost on purpose
+        low += rest * LOW[COUNT][j]
+    # Sums in units of P * 2^-32, short of less than two of them.
+    value = (high + (low >> 20)).to(tl.float32)
+    normal = (exponents > -70) & (exponents < 100)
+    power = ((127 - tl.where(normal, exponents, 0)) << 23).to(tl.float32, bitcast=True)
+    unit = power * (PRODUCTS[COUNT] * 2.0**-32)
+    sums = value * unit
+    # Of fp32: four roundings, and what is less than its least normal number.
+    e = (x_lost * tops + x_largest * losses) * SLACK
+    e += tl.abs(sums) * 2.0**-22 + 2.0 * unit + 2.0**-120
     if HAS_C:
-        c_at = (rows.to(tl.int64) * c_row)[:, None] + (columns.to(tl.int64) * c_col)[None, :]
-        d = tl.load(c + c_at, mask=here, other=0.0).to(tl.float64)
-        s = sums + d
-        v = s - sums
-        e += tl.abs((sums - (s - v)) + (d - v))  # Knuth's TwoSum: exact
-        sums = s
-    result, sure = certain(sums, e, OUT)
-    sure = sure & (e < float("inf"))
-    tl.store(y + rows.to(tl.int64)[:, None] * n + columns[None, :], result, mask=here)
-    number = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-    open_ = tl.min(tl.min(tl.where(here & ~sure, number, BM * BN), 1), 0)
-    while open_ < BM * BN:
-        r = (first + inner % tall) * BM + open_ // BN
-        col = (inner // tall) * BN + open_ % BN
-        term = 0.0
-        if HAS_C:
-            term = tl.load(c + r.to(tl.int64) * c_row + col.to(tl.int64) * c_col)
-        exact = product_again(x + r.to(tl.int64) * x_row, w + col.to(tl.int64) * w_row, 1, 1, k,
-                              term, OUT)  # fmt: skip
-        tl.store(y + r.to(tl.int64) * n + col, exact)
-        open_ = tl.min(tl.min(tl.where(here & ~sure & (number > open_), number, BM * BN), 1), 0)
+        sums += tl.load(c + columns.to(tl.int64) * c_col, mask=here, other=0.0)
+        e += tl.abs(sums) * 2.0**-23
+    low_end, high_end = (sums - e).to(OUT), (sums + e).to(OUT)
+    same = low_end.to(tl.int16, bitcast=True) == high_end.to(tl.int16, bitcast=True)
+    return high_end, same & normal & (e < float("inf"))
 
 
-class _Residues:
+@triton.jit
+def _sums(at, plane, x_shift, w_shifts, here, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """The sums in fp64, and what that has rounded."""
+    whole = tl.zeros([BLOCK], tl.int64)
+    quotient = tl.full([BLOCK], 1 << 19, tl.int32)
+    for j in tl.static_range(COUNT):
+        rest = tl.load(at + j * plane, mask=here, other=0).to(tl.int32)
+        whole += rest.to(tl.int64) * SHARES[COUNT][j]
+        quotient += rest * PARTS[COUNT][j]
+    whole -= (quotient >> 20).to(tl.int64) * PRODUCTS[COUNT]
+    value = whole.to(tl.float64)
+    sums = value * power_of_two(-x_shift) * power_of_two(-w_shifts)
+    return sums, tl.where(tl.abs(value) > 4503599627370496.0, tl.abs(sums) * (2.0 * UNIT), 0.0)
+
+
+@triton.jit
+def sum_kernel(
+    kept, x, w, c, y, x_largest, w_largest, x_lost, w_lost, x_shifts, w_shifts, m, n, k,
+    x_row, w_row, c_row, c_col,
+    COUNT: tl.constexpr, HAS_C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = R(x @ w.T + c) from the residues of the sums: x [m, k], w [n, k], y [m, n] contiguous.
+
+    In fp32, where that is certain; a block where it is not everywhere, in fp64 as well.
+    """
+    r = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = columns < n
+    at = kept + r * n + columns
+    plane = m.to(tl.int64) * n
+    x_shift, w_shifts = tl.load(x_shifts + r), tl.load(w_shifts + columns, mask=here, other=0)
+    top, tops = tl.load(x_largest + r), tl.load(w_largest + columns, mask=here, other=0.0)
+    loss, losses = tl.load(x_lost + r), tl.load(w_lost + columns, mask=here, other=0.0)
+    y += r * n
+    if HAS_C:
+        c += r * c_row
+    result, sure = _rough(at, plane, c, top, loss, tops, losses, x_shift + w_shifts, columns, here,
+                          c_col, y.dtype.element_ty, COUNT, HAS_C, BLOCK)  # fmt: skip
+    tl.store(y + columns, result, mask=here)
+    if tl.max((here & ~sure).to(tl.int32), 0) != 0:
+        sums, e = _sums(at, plane, x_shift, w_shifts, here, COUNT, BLOCK)
+        # sum |x w - X W| <= sum |x - X| max |w| + max |X| sum |w - W|
+        e += loss.to(tl.float64) * tops.to(tl.float64) * SLACK
+        e += top.to(tl.float64) * losses.to(tl.float64) * SLACK
+        e = tl.where(e < float("inf"), e, float("inf"))
+        settle(x + r * x_row, w, c, y, sums, e, columns, n, k, w_row, c_col, HAS_C, BLOCK)
+
+
+class Residues:
     """The rows of an operand as `residue_kernel` leaves them."""
 
-    def __init__(self, x: torch.Tensor, bits: int) -> None:
+    def __init__(self, x: torch.Tensor, moduli: tuple[int, ...]) -> None:
         rows, k = x.shape
         self.k_padded = -(-k // STEP) * STEP
-        self.planes = torch.empty((len(_MODULI), rows, self.k_padded), dtype=torch.int8,
+        self.planes = torch.empty((len(moduli), rows, self.k_padded), dtype=torch.int8,
                                   device=x.device)  # fmt: skip
-        facts = torch.empty((2, rows), dtype=torch.float64, device=x.device)
+        facts = torch.empty((2, rows), dtype=torch.float32, device=x.device)
         self.largest, self.lost = facts.unbind()
-        self.exponents = torch.empty(rows, dtype=torch.int32, device=x.device)
+        self.shifts = torch.empty(rows, dtype=torch.int32, device=x.device)
         launch(
-            residue_kernel, (rows,), x, self.planes, self.largest, self.lost, self.exponents, k,
+            residue_kernel, (rows,), x, self.planes, self.largest, self.lost, self.shifts, k,
             self.k_padded, x.stride(0), self.planes.stride(0),
-            BITS=bits, BLOCK=1024, num_warps=4,
+            COUNT=len(moduli), BLOCK=min(2048, max(128, triton.next_power_of_2(k))), num_warps=4,
         )  # fmt: skip
 
 
-def by_residues(
-    x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, y: torch.Tensor,
-    bm: int = 128, bn: int = 128, bk: int = 128, warps: int = 8, stages: int = 3,
+def products(a: Residues, b: Residues, **tile: int) -> torch.Tensor:
+    """Residues of the sums, uint8 [J, M, N]; `tile`: of the Triton kernel, which is taken then."""
+    (count, m, _), n = a.planes.shape, b.planes.shape[1]
+    kept = torch.empty((count, m, n), dtype=torch.uint8, device=a.planes.device)
+    if not tile and cuda.takes(a.planes, b.planes):
+        cuda.product(a.planes, b.planes, kept, _MODULI[:count])
+    else:
+        by_triton(a, b, kept, **tile)
+    return kept
+
+
+def by_triton(
+    a: Residues, b: Residues, kept: torch.Tensor, bm: int = 128, bn: int = 128, bk: int = 128,
+    warps: int = 8, stages: int = 3,
 ) -> None:  # fmt: skip
+    """As `products`, on any device and for any N."""
+    count, m, n = kept.shape
+    launch(
+        product_kernel, (count * -(-m // bm) * -(-n // bn),), a.planes, b.planes, kept, m, n,
+        a.k_padded, a.planes.stride(0), b.planes.stride(0),
+        COUNT=count, BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def settle_sums(
+    kept: torch.Tensor, a: Residues, b: Residues, x: torch.Tensor, w: torch.Tensor,
+    c: torch.Tensor | None, y: torch.Tensor, block: int = 512, warps: int = 4,
+) -> None:  # fmt: skip
+    """y = R(x @ w.T + c) from the residues of the sums."""
+    (m, k), n = x.shape, w.shape[0]
+    term = (0, 0) if c is None else c.expand(y.shape).stride()
+    block = min(block, max(128, triton.next_power_of_2(n)))
+    launch(
+        sum_kernel, (-(-n // block), m), kept, x, w, c, y, a.largest, b.largest, a.lost, b.lost,
+        a.shifts, b.shifts, m, n, k, x.stride(0), w.stride(0), *term,
+        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+
+
+def by_residues(
+    x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None, y: torch.Tensor, **tile: int
+) -> None:
     """y = R(x @ w.T + c) for bf16 or fp16 x [M, K] and w [N, K], K <= `LONGEST`, y [M, N].
 
     Columns of x and w are contiguous; c is fp32 and expands to y.
     """
-    (m, k), n = x.shape, w.shape[0]
-    bits = bits_of(k)
-    a, b = _Residues(x, bits), _Residues(w, bits)
-    term = (0, 0) if c is None else c.expand(y.shape).stride()
-    launch(
-        product_kernel, (-(-m // bm) * -(-n // bn),),
-        x, w, c, y, a.planes, b.planes, a.largest, b.largest, a.lost, b.lost, a.exponents,
-        b.exponents, m, n, k, a.k_padded, x.stride(0), w.stride(0), *term, a.planes.stride(0),
-        b.planes.stride(0),
-        BITS=bits, BM=bm, BN=bn, BK=bk, GROUP=8, HAS_C=c is not None, num_warps=warps,
-        num_stages=stages,
-    )  # fmt: skip
+    moduli = moduli_of(x.dtype)
+    a, b = Residues(x, moduli), Residues(w, moduli)
+    settle_sums(products(a, b, **tile), a, b, x, w, c, y)

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from samebits.engines.triton import functions
-from samebits.engines.triton.exact.again import row_again, term_of
-from samebits.engines.triton.exact.numbers import SLACK, UNIT, certain
+from samebits.engines.triton.exact.again import row_again, term_of, unit_exponent
+from samebits.engines.triton.exact.numbers import SLACK, UNIT, certain, power_of_two, two_sum
 
 
 @triton.jit
@@ -21,7 +21,8 @@ def row_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = rows.to(tl.int64) * row
     total = tl.zeros([ROWS, BLOCK], tl.float64)
-    largest = tl.zeros([ROWS, BLOCK], tl.float32)
+    size = tl.zeros([ROWS, BLOCK], tl.float32)
+    low = tl.full([ROWS, BLOCK], float("inf"), tl.float32)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
         inside = (i < n)[None, :] & (rows < count)[:, None]
@@ -31,10 +32,14 @@ def row_kernel(
             total = tl.fma(d, d, total)
         else:
             total += d
-            largest = tl.maximum(largest, tl.abs(v))
+            size += tl.abs(v)
+            low = tl.minimum(low, tl.where(v == 0, float("inf"), tl.abs(v)))
     s = tl.sum(total, 1)
-    size = s if SQUARES else tl.max(largest, 1).to(tl.float64) * n
-    result, sure = certain(s, _error(size, n, BLOCK), OUT)
+    if SQUARES:
+        e = _error(s, n, BLOCK)
+    else:
+        e = _error_of_sum(tl.sum(size, 1), tl.min(low, 1), n, BLOCK, x.dtype.element_ty)
+    result, sure = certain(s, e, OUT)
     here = rows < count
     tl.store(y + rows, result, mask=here)
     number = tl.arange(0, ROWS)
@@ -53,11 +58,25 @@ def _error(size, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _error_of_sum(size, low, n, BLOCK: tl.constexpr, IN: tl.constexpr):
+    """As `_error`, of terms with signs: `size` in fp32, `low` the least magnitude but for zeros.
+
+    Terms of one unit whose magnitudes add up to less than 2^53 of it were added without rounding.
+    """
+    FRACTION: tl.constexpr = 23 if tl.float32 == IN else (7 if tl.bfloat16 == IN else 10)
+    size = size.to(tl.float64) * (1.0 + (n // BLOCK + BLOCK) * 2.0**-23)
+    e = unit_exponent(low, FRACTION) + 53
+    fits = size * SLACK < power_of_two(tl.maximum(tl.minimum(e, 1000), -1000))
+    return tl.where(fits, 0.0, _error(size, n, BLOCK))
+
+
+@triton.jit
 def _exact(x, n, shift, BLOCK: tl.constexpr, KIND: tl.constexpr):
     """S or Q of the terms of one row, fp32."""
     SQUARED: tl.constexpr = KIND == "squares" or KIND == "deviations"
     total = tl.zeros([BLOCK], tl.float64)
-    largest = tl.zeros([BLOCK], tl.float32)
+    size = tl.zeros([BLOCK], tl.float32)
+    low = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
         v = tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)
@@ -68,10 +87,14 @@ def _exact(x, n, shift, BLOCK: tl.constexpr, KIND: tl.constexpr):
         else:
             total += d
         if KIND == "sum":
-            largest = tl.maximum(largest, tl.abs(a))
+            size += tl.abs(a)
+            low = tl.minimum(low, tl.where(a == 0, float("inf"), tl.abs(a)))
     s = tl.sum(total, 0)
-    size = tl.max(largest, 0).to(tl.float64) * n if KIND == "sum" else s
-    result, sure = certain(s, _error(size, n, BLOCK), tl.float32)
+    if KIND == "sum":
+        e = _error_of_sum(tl.sum(size, 0), tl.min(low, 0), n, BLOCK, x.dtype.element_ty)
+    else:
+        e = _error(s, n, BLOCK)
+    result, sure = certain(s, e, tl.float32)
     if ~sure:
         result = row_again(x, 1, n, shift, tl.float32, KIND)
     return result
@@ -181,10 +204,8 @@ def column_kernel(x, y, terms, n, stride, BLOCK: tl.constexpr):
     lost = tl.zeros([BLOCK], tl.float64)
     for t in range(terms):
         d = tl.load(x + t * stride + i, mask=here, other=0.0).to(tl.float32).to(tl.float64)
-        s = total + d
-        v = s - total
-        lost += tl.abs((total - (s - v)) + (d - v))  # Knuth's TwoSum: exact
-        total = s
+        total, rest = two_sum(total, d)
+        lost += tl.abs(rest)
     result, sure = certain(total, lost, OUT)
     tl.store(y + i, result, mask=here)
     number = tl.arange(0, BLOCK)
@@ -205,11 +226,8 @@ def join_kernel(y, e, out, left, parts, n, BLOCK: tl.constexpr):
     lost = tl.zeros([BLOCK], tl.float64)
     for p in range(parts):
         d = tl.load(y + p * n + i, mask=here, other=0.0)
-        s = total + d
-        v = s - total
-        rest = tl.abs((total - (s - v)) + (d - v))  # Knuth's TwoSum: exact
-        lost += tl.load(e + p * n + i, mask=here, other=0.0) * SLACK + rest
-        total = s
+        total, rest = two_sum(total, d)
+        lost += tl.load(e + p * n + i, mask=here, other=0.0) * SLACK + tl.abs(rest)
     result, sure = certain(total, lost, OUT)
     tl.store(out + i, result, mask=here)
     tl.store(left + i, ~sure, mask=here)

@@ -1,0 +1,1 @@
+"""Exact products in CUDA C++, for sm_90a."""
