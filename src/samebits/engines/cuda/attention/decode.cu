@@ -154,37 +154,38 @@ extern "C" __global__ void __maxnreg__(200)
     const int first = (r.batch * heads + r.head) * group;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (row + 8 * h >= group) continue;
       const long long at = (long long)(first + row + 8 * h) * leaves;
-      float* to = partial + at * D + leaf * SLICE + column;
       const bool none = top[h] == NOTHING;  // every score is -Inf: no NaN may be left of 0 * Inf
-#pragma unroll
-      for (int i = 0; i < ACC / 4; ++i) {
-        const float x = none ? 0.0f : o[4 * i + 2 * h], y = none ? 0.0f : o[4 * i + 2 * h + 1];
-        *(float2*)(to + (long long)(8 * i / SLICE) * leaves * SLICE + 8 * i % SLICE) = make_float2(x, y);
-      }
-      if (lane % 4 == 0) sums[at + leaf] = make_float2(top[h], l[2 * h]);
 #if CHECK
-      const u32 four = 0xFu << (lane & ~3);  // the lanes that hold this row
+      if (16 * warp + 8 * h >= group) continue;
+      const bool first_of_four = lane % 4 == 0 && row + 8 * h < group;
       long long* seal = seals + at * SEAL + leaf;
 #pragma unroll
       for (int slice = 0; slice < D / SLICE; ++slice) {
         long long sum = 0;
 #pragma unroll
         for (int i = 0; i < SLICE / 8; ++i) {  // a factor for eight columns
-          const int at = slice * (SLICE / 2) + 4 * i + 2 * h;
-          sum += taken(o[at], i) + taken(o[at + 1], i);
+          const int from = slice * (SLICE / 2) + 4 * i + 2 * h;
+          sum += taken(o[from], i) + taken(o[from + 1], i);
         }
         if (none) sum = 0;
-        sum += __shfl_xor_sync(four, sum, 1);
-        sum += __shfl_xor_sync(four, sum, 2);
-        if (lane % 4 == 0) seal[(2 + slice) * leaves] = sum;
+        sum += __shfl_xor_sync(~0u, sum, 1);  // all lanes take part
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (first_of_four) seal[(2 + slice) * leaves] = sum;
       }
-      if (lane % 4 == 0) {
+      if (first_of_four) {
         seal[0] = path_leaf(max(r.begin, opened * KEYS), min(r.end, (opened + taken_steps) * KEYS));
         seal[leaves] = view(top[h]) + view(l[2 * h]);
       }
 #endif
+      if (row + 8 * h >= group) continue;
+      float* to = partial + at * D + leaf * SLICE + column;
+#pragma unroll
+      for (int i = 0; i < ACC / 4; ++i) {
+        const float x = none ? 0.0f : o[4 * i + 2 * h], y = none ? 0.0f : o[4 * i + 2 * h + 1];
+        *(float2*)(to + (long long)(8 * i / SLICE) * leaves * SLICE + 8 * i % SLICE) = make_float2(x, y);
+      }
+      if (lane % 4 == 0) sums[at + leaf] = make_float2(top[h], l[2 * h]);
     }
   };
   // Step j of 64 keys; `more`: another one follows, its scores are to be under way after this.

@@ -238,6 +238,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = r + 8 * h;
+#if CHECK
+      if (8 * h >= group) continue;
+      long long sum = 0;
+#pragma unroll
+      for (int t = 0; t < WIDTH; ++t) sum += view(o[t][2 * h]) + view(o[t][2 * h + 1]);
+      if (own.m[row] == NOTHING) sum = 0;
+      sum += __shfl_xor_sync(~0u, sum, 1);  // all lanes take part
+      sum += __shfl_xor_sync(~0u, sum, 2);
+#endif
       if (row >= group) continue;
       const float m = own.m[row];
       const bool none = m == NOTHING;  // every score is -Inf: no NaN may be left of 0 * Inf
@@ -248,12 +257,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (warp == 0 && lane % 4 == 0)
         store_there(shared_address(&own.sums[leaf][row]) + away, m, l[2 * h]);
 #if CHECK
-      const u32 four = 0xFu << (lane & ~3);  // the lanes that hold this row
-      long long sum = 0;
-#pragma unroll
-      for (int t = 0; t < WIDTH; ++t) sum += none ? 0 : view(o[t][2 * h]) + view(o[t][2 * h + 1]);
-      sum += __shfl_xor_sync(four, sum, 1);
-      sum += __shfl_xor_sync(four, sum, 2);
       const auto seal = [&](int i, long long x) {
         store_there(shared_address(&own.seals.sums[leaf][row][i]) + away, __int_as_float((int)x),
                     __int_as_float((int)(x >> 32)));
