@@ -118,6 +118,43 @@ def test_averages_in_fp16_have_room_for_units(k: int) -> None:
     assert reveal("pv", m=4, n=16, k=k, dtype="fp16").probes < 3.3 * k
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_averages_of_random_data_are_compared(dtype: str) -> None:
+    ours: dict[str, Callable[..., Tensor]] = {
+        "mean": lambda x: ops.mean(x, -1),
+        "pv": ops.attention,
+    }
+    for op, fn in ours.items():
+        for k in (33, 100, 256):
+            found = reveal(fn, op=op, k=k, dtype=dtype, **sizes_of(op))
+            assert found.explained, (op, k, found.notes)
+
+
+def test_averages_whose_order_depends_on_values_are_not_explained() -> None:
+    def mean(x: Tensor) -> Tensor:
+        rows = [np.add.accumulate(r if r[0] >= 0 else r[::-1])[-1] for r in x.float().numpy()]
+        return torch.from_numpy(np.array(rows) / x.shape[1]).half()
+
+    found = reveal(mean, op="mean", k=100, m=16, dtype="fp16")
+    assert found.explained is None and "depends on the values" in found.notes[-1]
+
+
+def test_columns_whose_trees_are_nearly_alike_are_told_apart() -> None:
+    """As stock attention has them: some columns in another loop, which adds four at once."""
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        terms = (x[:1] * w).numpy()
+        y = np.add.accumulate(terms, 1)[:, -1]
+        four = (terms[:16, 28] + terms[:16, 29]) + (terms[:16, 30] + terms[:16, 31])
+        y[:16] = np.add.accumulate(terms[:16, :28], 1)[:, -1] + four + terms[:16, 32]
+        return torch.from_numpy(y)[None]
+
+    found = reveal(product, op="linear", m=1, n=64, k=33)
+    assert found.tree == RevealedTree.from_contract(parse_tree("chain"), 33)
+    other = reveal(product, op="linear", m=1, n=64, k=33, column=3)
+    assert other.tree != found.tree and other.explained
+
+
 @pytest.mark.parametrize("k", [16, 24, 48, 96])
 def test_short_sums_take_fewer_than_3_probes_a_leaf(k: int) -> None:
     for op in ("sum", "linear", "norm"):

@@ -16,7 +16,15 @@ from samebits.contract import devices
 from samebits.contract.arithmetic import BlockFma
 from samebits.errors import RevealError
 from samebits.reveal.arithmetic import Finding, findings
-from samebits.reveal.operand import Operand, SignedBox, called, checksum, octets, same_bits
+from samebits.reveal.operand import (
+    SIGNIFICANT,
+    Operand,
+    SignedBox,
+    called,
+    checksum,
+    octets,
+    same_bits,
+)
 from samebits.reveal.operations import Request, operand_of
 from samebits.reveal.oracle import Oracle, PositiveOracle, SignedOracle
 from samebits.reveal.positive import PositiveBox
@@ -31,8 +39,11 @@ _SPREAD = {torch.float64: 6, torch.float32: 6, torch.bfloat16: 14, torch.float16
 _WIDE = 30
 #: Rows of random addends whose sums are compared.
 _SAMPLES = 32
-#: Addends of a sum whose order may not show in one sum of random data; and how many then do.
-_FEW = 16
+#: Sums of random data that show whether columns have one tree: of a short sum, and of a long one.
+_FEW, _SEVERAL, _SHORT = 16, 4, 256
+#: By how much larger addends in fp16 are whose averages are looked at, and units in the last place
+#: that roundings of an average may move it.
+_LOUDER, _ROUNDINGS = 32.0, 2
 #: Operands of a fused operation all pairs of which are looked at, if it is not what it seems.
 _WIDEST = 64
 #: Repeats of a call by which a varying order is recognised.
@@ -294,8 +305,8 @@ def alike(
     columns = np.arange(operand.slots)
     if operand.slots > 1:
         found = []
-        # Sums of few addends agree by chance, so more of them are looked at.
-        for line in sample[: 1 if operand.leaves > _FEW else _FEW]:
+        # Sums of few addends agree by chance, and so do those of trees that are nearly alike.
+        for line in sample[: _FEW if operand.leaves <= _SHORT else _SEVERAL]:
             tiled.copy_(line.expand_as(tiled))
             found.append(called(operand, (tiled,))[row].clone())
         one = torch.stack(found, 1)
@@ -315,6 +326,14 @@ def alike(
     return columns, tuple(np.flatnonzero(same).tolist())
 
 
+def _close(result: Tensor, expected: np.ndarray) -> bool:
+    """Whether results are what is expected, but for roundings to their dtype."""
+    ulp = 2.0 ** (1 - SIGNIFICANT[result.dtype])
+    least = torch.finfo(result.dtype).smallest_normal * ulp
+    most = _ROUNDINGS * np.maximum(ulp * np.abs(expected), least)
+    return bool((np.abs(result.double().numpy() - expected) <= most).all())
+
+
 def explain(
     tree: RevealedTree,
     box: SignedBox,
@@ -322,13 +341,17 @@ def explain(
     seed: int,
     measured: tuple[Finding, ...] = (),
 ) -> tuple[bool | None, str]:
-    """Whether the tree, computed in a known arithmetic, has the bits of random data; and a note."""
+    """Whether the tree, computed in a known arithmetic, has the bits of random data; and a note.
+
+    Where results are rounded once more than sums (averages), it is seen whether they are as near as
+    that allows. The exact sums are 0, so another order gives numbers that have nothing to do with
+    these.
+    """
     operand = box.operand
     if not operand.sums:
         return None, ""
-    averaged = request.op == "pv" or box.results_in == torch.float16
-    if box.scale != 1 and (averaged or math.frexp(box.scale)[0] != 0.5):
-        return None, "results are rounded once more than sums, so random data was not compared"
+    narrow = request.op == "pv" or box.results_in == torch.float16
+    averaged = box.scale != 1 and (narrow or math.frexp(box.scale)[0] != 0.5)
     said = next((f.value for f in measured if f.name == "significant bits"), "24")
     bits = int(said.split()[0])
     if tree.block == 1 and bits not in ADDITIONS:
@@ -336,6 +359,8 @@ def explain(
     bits = bits if tree.block == 1 else 24
     sums = max(_FEW, min(_SAMPLES, len(box.columns)))
     addends = noise(operand, sums, seed + 1, _WIDE if bits > 24 else None)
+    if averaged and operand.dtype == torch.float16:
+        addends *= _LOUDER
     result = torch.cat([box.results(part) for part in torch.split(addends, len(box.columns))])
     known: list[BlockFma | None] = [None]
     if tree.block > 1:
@@ -349,10 +374,18 @@ def explain(
         return None, "sums of random data are exact here, so they do not show an order"
     for arithmetic in known:
         given = addends.to(torch.float64 if bits > 24 else torch.float32).numpy()
-        expected = replay(tree, given, arithmetic, bits) * given.dtype.type(box.scale)
-        if same_bits(torch.from_numpy(expected).to(result.dtype), result):
-            what = f"{NAMES[bits]} additions" if arithmetic is None else arithmetic.name
+        total = replay(tree, given, arithmetic, bits)
+        what = f"{NAMES[bits]} additions" if arithmetic is None else arithmetic.name
+        if averaged and _close(result, total.astype(np.float64) * box.scale):
+            return True, f"this tree of {what} gives averages of random data, but for a rounding"
+        expected = total * given.dtype.type(box.scale)
+        if not averaged and same_bits(torch.from_numpy(expected).to(result.dtype), result):
             return True, f"this tree of {what} gives the bits of random data"
+    if averaged:
+        return None, (
+            "averages of random data are not those of this tree in an arithmetic that is known "
+            "here: that is another one, or the order depends on the values"
+        )
     if tree.block > 1:
         return None, "the arithmetic of its fused blocks is none that is known here"
     return False, (
