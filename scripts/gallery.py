@@ -103,7 +103,7 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "cuda": [
-        *_linear((1, 16, 64, 512), 4096, 14336, "bf16", "cuda-"),
+        *_linear((1, 16, 64, 128, 512), 4096, 14336, "bf16", "cuda-"),
         *_attention((1, 128), 4096, "bf16", "cuda-"),
     ],
 }
