@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -20,7 +21,15 @@ import samebits.integrations.transformers as sbt
 from samebits import cli
 from samebits.errors import ReceiptError
 from samebits.guard.receipts import audit, verify
-from samebits.guard.receipts.operands import Attended, Gated, Product, gate_of, unpack
+from samebits.guard.receipts.operands import (
+    Attended,
+    Gated,
+    Product,
+    Rotated,
+    gate_of,
+    rotates,
+    unpack,
+)
 from samebits.guard.receipts.reading import find, identity_of, open_ledger, receipt_of
 
 EVERYTHING = 10**9
@@ -59,7 +68,9 @@ def test_all_recorded_elements_are_the_contracts(kind: str, tmp_path: Path, swit
         assert sum(found.elements.values()) == found.recorded
         assert found.elements["attention"] == 2 * 12 and found.links == 2
         assert found.elements["linear"] >= 288
-        assert found.elements.get("gate", 0) == (0 if kind == "gpt_oss" else 2 * 80)
+        known = kind != "gpt_oss"  # its gates and its rotation are others
+        assert found.elements.get("gate", 0) == known * 2 * 80
+        assert found.elements.get("rotary", 0) == known * 2 * 12
     some = audited(model, path, "1", elements=50)
     assert sum(some.elements.values()) == 50 and "6 %" in str(some)
 
@@ -72,6 +83,7 @@ def test_continuous_batching(kind: str, tmp_path: Path, switch: None) -> None:
     assert verify(tmp_path / "r").whole and all(len(r.audit) == 1 for r in found)
     for number in range(1, len(rows) + 1):
         one = audited(model, tmp_path / "r", str(number), elements=EVERYTHING)
+        assert one.elements["rotary"] == 24
         assert one.good and one.links == 2 and one.elements["attention"] == 24, str(one)
 
 
@@ -125,6 +137,44 @@ def test_a_gate_that_went_wrong_is_found(kind: str, tmp_path: Path, switch: None
         assert wrong.recorded ^ wrong.computed == 1 and found.elements["gate"] == 2 * 80
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_rotation_that_went_wrong_is_found(
+    kind: str, tmp_path: Path, switch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product before it and the attention behind it are right."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        model = sbt.enable(models.decoder(kind, dtype))
+        home: Any = sys.modules[type(model.model.layers[0].self_attn).__module__]
+        right, calls = home.apply_rotary_pos_emb, []
+
+        @functools.wraps(right)
+        def wrong(q: Any, k: Any, *tables: Any, right: Any = right, calls: Any = calls) -> Any:
+            q, k = right(q, k, *tables)
+            calls.append(q)
+            if len(calls) % 2 == 0:  # the second layer
+                q.view(torch.int32 if q.element_size() == 4 else torch.int16)[..., 7] ^= 1
+            return q, k
+
+        with monkeypatch.context() as patch:
+            patch.setattr(home, "apply_rotary_pos_emb", wrong)
+            path = recorded(model, tmp_path / f"{dtype}", 0.999)
+        found = audited(model, path, "1", elements=EVERYTHING)
+        assert [(w.op, w.place, w.element) for w in found.wrong] == [
+            ("rotary", "model.layers.1.self_attn", 7)
+        ]
+        assert found.wrong[0].recorded ^ found.wrong[0].computed == 1
+
+
+def test_rotations_of_another_formula_are_left_alone(switch: None) -> None:
+    known = {
+        kind: rotates(models.decoder(kind).model.layers[0].self_attn) for kind in models.DECODERS
+    }
+    assert known == {
+        "llama": True, "gemma2": True, "mistral": True, "mixtral": True,
+        "qwen3": False, "gpt_oss": False, "deepseek_v3": False,
+    }  # fmt: skip
+
+
 def test_gates_of_another_formula_are_left_alone(switch: None) -> None:
     from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -156,7 +206,7 @@ def test_positions_are_chosen_evenly(tmp_path: Path, switch: None) -> None:
         source.close()
         assert len({s.position for s in samples}) == 1
         positions.add(samples[0].position)
-        assert {type(s) for s in samples} == {Product, Attended, Gated}
+        assert {type(s) for s in samples} == {Product, Attended, Gated, Rotated}
         keys = [s.keys for s in samples if isinstance(s, Attended)]
         assert keys == [samples[0].position + 1] * 2
     assert len(positions) > 4 and positions <= set(range(8))

@@ -7,6 +7,7 @@ reading.py    databases and their export as lines of JSON
 verify.py     is a chain whole?
 merkle.py, identity.py   which weights, contracts, plan, device and libraries
 sums.py       integer checksums of layers and operations
+between.py    gates and rotary embedding between recorded operations, computed again
 """
 
 from __future__ import annotations

@@ -16,19 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import samebits.engines.cpu.evaluate  # noqa: F401  (the fast twin of evaluation registers itself)
-from samebits.contract import (
-    FORMATS,
-    AttentionContract,
-    Contract,
-    LinearContract,
-    activations,
-    parse,
-)
-from samebits.contract import numerics as nx
-from samebits.contract.operands import store, widen
+from samebits.contract import AttentionContract, Contract, LinearContract, parse
 from samebits.errors import ReceiptError
+from samebits.guard.receipts.between import Between, word_array
 from samebits.guard.receipts.merkle import Leaf, Manifest, leaf_of, root_of
-from samebits.guard.receipts.operands import Attended, Gated, Product, Sample, unpack
+from samebits.guard.receipts.operands import Attended, Gated, Product, Rotated, Sample, unpack
 from samebits.guard.receipts.reading import Source
 from samebits.guard.receipts.record import Identity, Receipt, address
 
@@ -126,7 +118,7 @@ def audit(
     samples = _samples(source, receipt)
     manifest = _manifest(source, identity)
     sizes = [s.dv if isinstance(s, Attended) else s.n for s in samples]
-    kept = {(s.place, s.position): s for s in samples if isinstance(s, Product)}
+    between = Between(samples)
     chosen = _chosen(sizes, elements, random.Random(seed))
     counts: Counter[str] = Counter()
     wrong: list[Wrong] = []
@@ -134,8 +126,9 @@ def audit(
     for index, columns in sorted(chosen.items()):
         sample = samples[index]
         start = time.process_time()
-        if isinstance(sample, Gated):
-            op, (recorded, computed), amount = "gate", _gate(sample, kept, columns), 0
+        if isinstance(sample, Gated | Rotated):
+            op, amount = ("gate" if isinstance(sample, Gated) else "rotary"), 0
+            recorded, computed = (row[columns] for row in between.rows(sample))
         else:
             op = "linear" if isinstance(sample, Product) else "attention"
             contract = _contract(identity, sample)
@@ -144,7 +137,7 @@ def audit(
                 prepared = _weights(sample, manifest, tensors, columns)
             start = time.process_time()
             computed, amount = _compute(contract, sample, columns, prepared)
-            recorded = _array(sample.y, sample.dtype)[columns]
+            recorded = word_array(sample.y, sample.dtype)[columns]
         seconds += time.process_time() - start
         products += amount
         counts[op] += len(columns)
@@ -243,7 +236,7 @@ def _compute(
         weight, bias = prepared
         x = _tensor(sample.x, sample.dtype, 1, sample.k)
         y = contract.evaluate(x, weight, bias, contract.output, engine="cpu")
-        return _array(_bytes(y), sample.dtype), len(columns) * sample.k
+        return word_array(_bytes(y), sample.dtype), len(columns) * sample.k
     assert isinstance(contract, AttentionContract)
     kind, keys = sample.dtype, sample.keys
     seen = None
@@ -254,46 +247,7 @@ def _compute(
         _tensor(sample.v, kind, keys, sample.dv)[:, columns], seen=seen, scale=sample.scale,
         softcap=sample.softcap, sink=sample.sink, out_dtype=contract.output, engine="cpu",
     )  # fmt: skip
-    return _array(_bytes(y), kind), keys * (sample.d + len(columns) + 1)
-
-
-_FUNCTIONS = {"silu": activations.silu, "gelu_tanh": activations.gelu_tanh}
-Words = np.ndarray[Any, Any]
-
-
-def _gate(
-    sample: Gated, kept: dict[tuple[str, int], Product], columns: list[int]
-) -> tuple[Words, Words]:
-    """Recorded and computed words of the chosen elements. A NaN is a NaN, whatever its payload:
-    multiplications are torch's own, and processors differ there.
-    """
-    found = [kept.get((place, sample.position)) for place in (sample.gate, sample.up, sample.down)]
-    function = _FUNCTIONS.get(sample.function)
-    words = [_array(raw, sample.dtype) for raw in _rows(found)]
-    if function is None or len(words) != 3 or any(len(row) != sample.n for row in words):
-        raise ReceiptError(f"audit: the operands of the gate {sample.place} do not fit together")
-    gate, up, was = (row[columns] for row in words)
-    inner = _rounded(function(widen(gate, sample.dtype)), sample.dtype)
-    product = nx.mul32(widen(inner, sample.dtype), widen(up, sample.dtype))
-    both = np.isnan(product) & np.isnan(widen(was, sample.dtype))
-    return was, np.where(both, was, _rounded(product, sample.dtype))
-
-
-def _rows(found: Sequence[Product | None]) -> list[bytes]:
-    """Results of the first two products, and the operand of the third."""
-    if any(product is None for product in found):
-        return []
-    gate, up, down = (product for product in found if product is not None)
-    return [gate.y, up.y, down.x]
-
-
-def _rounded(x: np.ndarray[Any, Any], dtype: str) -> Words:
-    """fp32 values as words of a type."""
-    stored: Any = store(x, dtype, _NAN, x)
-    return np.ascontiguousarray(stored).view({16: np.uint16, 32: np.uint32}[FORMATS[dtype].bits])
-
-
-_NAN = 0x7FC00000
+    return word_array(_bytes(y), kind), keys * (sample.d + len(columns) + 1)
 
 
 def _links(samples: Sequence[Sample]) -> tuple[int, int]:
@@ -312,10 +266,6 @@ _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def _tensor(raw: bytes, dtype: str, *shape: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=_TORCH[dtype]).reshape(shape)
-
-
-def _array(raw: bytes, dtype: str) -> np.ndarray[Any, Any]:
-    return np.frombuffer(raw, {16: np.uint16, 32: np.uint32}[FORMATS[dtype].bits])
 
 
 def _bytes(y: Any) -> bytes:

@@ -125,11 +125,59 @@ def _source(function: Callable[..., Any]) -> str:
         return ""
 
 
+class Rotated(msgspec.Struct, frozen=True, kw_only=True, tag="rotary", tag_field="op"):
+    """Rotary embedding of one head's query: round(round(x cos) + round(rotate(x) sin)), where
+    rotate gives (-x2, x1) for the halves of x.
+
+    Its operand is a product's result and its result is the query of the attention that follows.
+
+    Attributes:
+        place: the attention module.
+        position: of the token.
+        dtype: of all of them.
+        head: of the query.
+        n: numbers of a head.
+        query: place of the product that gave all heads' queries.
+        cos, sin: [n] words.
+    """
+
+    place: str
+    position: int
+    dtype: str
+    head: int
+    n: int
+    query: str
+    cos: bytes
+    sin: bytes
+
+
+#: What an attention module whose queries are rotated so contains, and what its function does.
+_ROTARY = (
+    "query_states = self.q_proj(hidden_states).view(hidden_shape).transpose(1, 2)\n",
+    "query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin)\n",
+)
+_ROTATION = "q_embed = (q * cos) + (rotate_half(q) * sin)\n"
+_HALVES = ("x1 = x[..., : x.shape[-1] // 2]\n", "torch.cat((-x2, x1), dim=-1)\n")
+
+
+def rotates(module: torch.nn.Module) -> bool:
+    """Whether `module` is attention whose queries are rotated by the known formula."""
+    forward = type(module).forward
+    known: dict[str, Any] = getattr(forward, "__globals__", {})
+    return (
+        type(getattr(module, "q_proj", None)) is torch.nn.Linear
+        and all(line in _source(forward) for line in _ROTARY)
+        and _source(forward).count("query_states =") == 1
+        and _ROTATION in _source(known.get("apply_rotary_pos_emb", rotates))
+        and all(line in _source(known.get("rotate_half", rotates)) for line in _HALVES)
+    )
+
+
 Span = tuple[int, int, int]
 """First flat row, number of rows, and position of the first, of consecutive tokens."""
 Visible = tuple[int, torch.Tensor]
 """The first key that belongs to a sequence, and which keys [S] a query sees."""
-Sample = Product | Attended | Gated
+Sample = Product | Attended | Gated | Rotated
 _decoder: msgspec.msgpack.Decoder[list[Sample]] = msgspec.msgpack.Decoder(list[Sample])
 
 
@@ -153,6 +201,7 @@ class Target:
 
     Attributes:
         samples: of the position that is kept, in order of execution.
+        angles: cos and sin [n] of rotary embedding, in the attention module that runs.
     """
 
     draw: random.Random
@@ -160,6 +209,7 @@ class Target:
     met: int = 0
     flat: int | None = None
     position: int = -1
+    angles: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def offer(self, spans: Sequence[Span]) -> None:
         """Chooses among the request's tokens of a forward pass, and those before it, evenly."""
@@ -201,6 +251,9 @@ class Sampler:
             for module, name in self._names.items():
                 if isinstance(module, torch.nn.Linear):
                     stack.callback(module.register_forward_hook(self._product(name)).remove)
+                elif rotates(module):
+                    hook = module.register_forward_pre_hook(self._angles, with_kwargs=True)
+                    stack.callback(hook.remove)
             _listening.append(self)
             stack.callback(_listening.remove, self)
             yield
@@ -249,6 +302,17 @@ class Sampler:
                         target.samples.append(self._gated(name, target.samples[-1]))
 
         return hook
+
+    def _angles(self, _module: Any, _args: Any, options: dict[str, Any]) -> None:
+        """Attention begins: what its queries will be rotated by."""
+        for target in self.targets.values():
+            target.angles = None
+            given = options.get("position_embeddings")
+            if target.flat is not None and given is not None:
+                tables = [table.flatten(0, 1) for table in given]  # of all rows, or of one batch's
+                row = target.flat % len(tables[0])
+                if self._total and self._total % len(tables[0]) == 0:
+                    target.angles = tables[0][row], tables[1][row]
 
     def _gated(self, down: str, behind: Sample) -> Gated:
         """The gate before a product that was kept."""
@@ -334,6 +398,15 @@ class Sampler:
         seen = seen[start:stop]
         head = self._draw.randrange(len(q))
         group = head // (len(q) // len(k))
+        if target.angles is not None and all(x.dtype == q.dtype for x in target.angles):
+            place, (cos, sin) = self._names[module], target.angles
+            target.samples.append(
+                Rotated(
+                    place=place, position=target.position, dtype=dtype_name(q.dtype), head=head,
+                    n=q.shape[1], query=f"{place}.q_proj", cos=words(cos), sin=words(sin),
+                )
+            )  # fmt: skip
+            target.angles = None
         sinks = options.get("sinks")
         return Attended(
             place=self._names[module], position=target.position, head=head,
