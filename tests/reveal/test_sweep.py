@@ -74,12 +74,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_the_command(tmp_path: Path) -> None:
     code, output = run("linear", "--k", "512", "--n", "64", "--m", "1:5")
-    assert (
-        code == 1
-        and "tree 1 of" in output
-        and "row 4 of m = 5" in output
-        and "one tree" not in output
-    )
+    assert code == 1 and "tree 1 of" in output and "one tree" not in output
     code, output = run("linear", "--k", "512", "--n", "64", "--m", "1:5", "--samebits")
     assert code == 0 and "one tree: m = 1-5" in output and "contract lanes(16)" in output
     picture = tmp_path / "tree.svg"
