@@ -159,7 +159,7 @@ SHOW = "import torch; import samebits; print(samebits.status().on)"
 
 
 def launched(*command: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "samebits.cli", "run", "--", *command)
+    return python("-m", "samebits", "run", "--", *command)
 
 
 def test_run_turns_the_switch_on_before_the_command_uses_torch(tmp_path: Path) -> None:

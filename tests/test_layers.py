@@ -11,6 +11,7 @@ ROOT = Path(samebits.__file__).parent
 #: From the top down; a package may import its own layer's members and everything below it.
 LAYERS: list[set[str]] = [
     {
+        "__main__",
         "cli",
         "cli_compare",
         "cli_explain",

@@ -252,11 +252,16 @@ def bench_guard(
 ) -> None:
     """What the guard costs a decode step on a CPU. Needs transformers."""
     from samebits.bench.guard import costs
+    from samebits.errors import SamebitsError
 
     typer.echo(f"{'guard':<17} {'cache':<13} {'ms a step':>9} {'calls':>8} {'samples':>8}")
-    for c in costs(rounds):
-        shares = f"{c.calls:>8.2%} {c.samples:>8.2%}"
-        typer.echo(f"{c.setting:<17} {c.cache:<13} {1e3 * c.seconds:>9.3f} {shares}")
+    try:
+        for c in costs(rounds):
+            shares = f"{c.calls:>8.2%} {c.samples:>8.2%}"
+            typer.echo(f"{c.setting:<17} {c.cache:<13} {1e3 * c.seconds:>9.3f} {shares}")
+    except SamebitsError as error:
+        typer.echo(f"samebits bench: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -277,7 +282,7 @@ def contract(
     k: Annotated[int | None, typer.Option(help="length of the reduction axis")] = None,
     head_dim: Annotated[int | None, typer.Option(help="D of attention")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, tf32, e4m3")] = "bf16",
-    device: Annotated[str, typer.Option(help="cpu, sm_90 or portable")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, sm_90, portable, exact, ...")] = "cpu",
     svg: Annotated[Path | None, typer.Option(help="write the drawing to this file")] = None,
 ) -> None:
     """Show what decides the bits of an operation: its contract and its reduction tree."""

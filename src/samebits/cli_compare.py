@@ -11,7 +11,8 @@ import typer
 def record(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     contract: Annotated[
-        str, typer.Option(help="device: each device class's own; portable: the same on all")
+        str,
+        typer.Option(help="device: each device class's own; portable, exact: the same on all"),
     ] = "device",
     out: Annotated[Path, typer.Option("--out", "-o", help="file to write")] = Path(
         "samebits-record.json"

@@ -209,7 +209,7 @@ def _keys(
 
 def _shape(text: str) -> tuple[int, int]:
     parts = text.lower().replace("x", ",").split(",")
-    if len(parts) != 2:
+    if len(parts) != 2 or not all(parts):
         raise PlanError(f"--shape {text!r} is not understood: use n,k, e.g. 4096,14336")
     return _number(parts[0], "--shape"), _number(parts[1], "--shape")
 

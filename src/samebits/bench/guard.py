@@ -12,6 +12,7 @@ import torch
 
 from samebits.guard import control
 from samebits.mode import deterministic
+from samebits.models.hub import EXTRA, MissingPackageError
 
 #: After a change of the setting come so many steps; the last one is timed.
 _STEPS = 2
@@ -94,7 +95,10 @@ def _share(a: list[float], b: list[float]) -> float:
 
 def _caches() -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
     """Names of caches, and what begins a request: it gives a function that makes one step."""
-    import transformers
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f"transformers is not installed. Run: {EXTRA}") from error
 
     from samebits.integrations.transformers import KVCache, enable
 

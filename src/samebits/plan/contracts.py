@@ -203,7 +203,7 @@ def contract_for(key: ContractKey) -> Contract:
     if key.device == EXACT:
         return _exact(key)
     if key.device not in DEVICES and key.device not in devices.described():
-        known = sorted({*DEVICES, *devices.described()})
+        known = sorted({*DEVICES, EXACT, *devices.described()})
         raise ContractError(f"no contracts for device class {key.device!r}: use one of {known}")
     for name in ("n", "k", "head_dim", "value_dim"):
         size = getattr(key, name)

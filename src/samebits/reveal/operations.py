@@ -92,7 +92,10 @@ class Request:
         if self.where.type == "meta":
             raise RevealError(f"{self.op} on meta: its tensors have no numbers")
         if self.where.type == "cuda" and not torch.cuda.is_available():
-            raise RevealError(f"{self.op} on {self.device}: this machine has no usable CUDA GPU")
+            raise RevealError(
+                f"{self.op} on {self.device}: this machine has no usable CUDA GPU: reveal on the "
+                "CPU, or install a CUDA build of torch"
+            )
         try:
             torch.zeros(1, device=self.where)
         except (RuntimeError, NotImplementedError, AssertionError) as error:
