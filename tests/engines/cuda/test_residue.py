@@ -18,13 +18,13 @@ hopper = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("groups, columns, share", [(2, 256, 1), (1, 48, 0)])
-def test_compiles_without_a_gpu(groups: int, columns: int, share: int) -> None:
+@pytest.mark.parametrize("groups, columns", [(2, 256), (1, 48)])
+def test_compiles_without_a_gpu(groups: int, columns: int) -> None:
     try:
         nvrtc.version()
     except DeviceError as error:
         pytest.skip(str(error))
-    assert residue.cubin(groups, columns, share, 8, MODULI).startswith(b"\x7fELF")
+    assert residue.cubin(groups, columns, 8, MODULI).startswith(b"\x7fELF")
 
 
 def test_quotients_are_exact() -> None:
@@ -42,9 +42,8 @@ def test_quotients_are_exact() -> None:
     "tile",
     [
         {},
-        {"share": 0},
         {"columns": 128, "band": 16},
-        {"groups": 1, "columns": 192, "share": 0},
+        {"groups": 1, "columns": 192},
         {"groups": 1, "columns": 64},
     ],
 )

@@ -5,14 +5,11 @@
 // the ring of shared memory that a producer warp fills runs on from unit to unit. Two consumer
 // warpgroups own 64 rows of a tile each; what leaves is one byte a sum.
 //
-// SHARE = 1: neighbours along the rows of tiles are a cluster of two blocks, which fetch halves of
-// the columns' operand for each other.
-//
 // A tile that would reach beyond the last row or column begins earlier and computes some results
 // twice. Where there are fewer rows or columns than a tile has, it reaches into the next plane, and
 // those results are not stored.
 //
-// Compile-time parameters (-D): GROUPS, COLS, STAGES, SHARE, BAND; moduli.cuh has the numbers.
+// Compile-time parameters (-D): GROUPS, COLS, STAGES, BAND; moduli.cuh has the numbers.
 #include "hopper.cuh"
 #include "moduli.cuh"
 #include "wgmma.cuh"
@@ -22,20 +19,18 @@ constexpr int BLOCK_K = 128;
 constexpr u32 A_BYTES = ROWS * 128, STAGE = A_BYTES + COLS * 128;
 constexpr u32 STAGING_AT = STAGES * STAGE;  // 16 rows of 128 columns a warp
 constexpr u32 FULL_AT = STAGING_AT + 4 * GROUPS * 2048, EMPTY_AT = FULL_AT + 8 * STAGES;
-constexpr int PAIR = SHARE ? 2 : 1, HEIGHT = PAIR * ROWS;
 
 struct Unit { int plane, row, col; };
 
 // Bands of BAND rows of tiles, column by column, so that what runs at a time shares its operands in L2.
 DEVICE bool unit_at(int rows, int cols, int index, Unit& u) {
-  const int high = (rows + HEIGHT - 1) / HEIGHT, wide = (cols + COLS - 1) / COLS;
+  const int high = (rows + ROWS - 1) / ROWS, wide = (cols + COLS - 1) / COLS;
   u.plane = index / (high * wide);
   index -= u.plane * high * wide;
   const int band = index / (BAND * wide), inside = index % (BAND * wide);
   const int height = min(high - band * BAND, BAND);
-  u.row = max(0, min((band * BAND + inside % height) * HEIGHT, rows - HEIGHT));
+  u.row = max(0, min((band * BAND + inside % height) * ROWS, rows - ROWS));
   u.col = max(0, min(inside / height * COLS, cols - COLS));
-  if (SHARE) u.row += cluster_rank() * ROWS;
   return u.plane < PLANES;
 }
 
@@ -49,30 +44,20 @@ struct Slot {
 DEVICE void produce(const TensorMap* a, const TensorMap* b, int rows, int cols, int k, u32 smem) {
   Slot slot;
   Unit u;
-  for (int index = blockIdx.x / PAIR; unit_at(rows, cols, index, u); index += gridDim.x / PAIR)
+  for (int index = blockIdx.x; unit_at(rows, cols, index, u); index += gridDim.x)
     for (int at = 0; at < k; at += BLOCK_K, slot.advance()) {
       const u32 to = smem + slot.stage * STAGE, full = smem + FULL_AT + 8 * slot.stage;
       const int pair = at / 2;  // the copy engine moves bytes in pairs
       barrier_wait(smem + EMPTY_AT + 8 * slot.stage, slot.round ^ 1);
       barrier_expect(full, STAGE);
       matrix_copy(to, a, full, pair, u.plane * rows + u.row);
-      if (SHARE) {
-        const int half = cluster_rank() * (COLS / 2);
-        matrix_multicast(to + A_BYTES + half * 128, b, full, pair, u.plane * cols + u.col + half, 3);
-      } else {
-        matrix_copy(to + A_BYTES, b, full, pair, u.plane * cols + u.col);
-      }
+      matrix_copy(to + A_BYTES, b, full, pair, u.plane * cols + u.col);
     }
 }
 
 // The warp no longer needs what a stage holds.
 DEVICE void release(u32 empty) {
-  const int lane = threadIdx.x & 31;
-  if (SHARE) {
-    if (lane < 2) barrier_arrive_at(empty, lane);
-  } else if (lane == 0) {
-    barrier_arrive(empty);
-  }
+  if ((threadIdx.x & 31) == 0) barrier_arrive(empty);
 }
 
 // The sums over k, in int32.
@@ -136,11 +121,7 @@ DEVICE void store(const u32 (&acc)[REGISTERS], unsigned char* y, int rows, int c
   }
 }
 
-extern "C" __global__ void
-#if SHARE
-    __cluster_dims__(2)
-#endif
-    __launch_bounds__(128 * (GROUPS + 1), 1)
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     residue_product(MATRIX(a), MATRIX(b), unsigned char* y, int rows, int cols, int k) {
   extern __shared__ __align__(1024) unsigned char base[];
   const u32 smem = shared_address(base);
@@ -148,17 +129,16 @@ extern "C" __global__ void
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(smem + FULL_AT + 8 * i, 1);
-      barrier_init(smem + EMPTY_AT + 8 * i, 4 * GROUPS * PAIR);
+      barrier_init(smem + EMPTY_AT + 8 * i, 4 * GROUPS);
     }
     fence_barrier_init();
   }
   __syncthreads();
-  if (SHARE) cluster_sync();
   if (warp < 4 * GROUPS) {
     if (GROUPS == 2) registers_raise<232>();
     Slot slot;
     Unit u;
-    for (int index = blockIdx.x / PAIR; unit_at(rows, cols, index, u); index += gridDim.x / PAIR) {
+    for (int index = blockIdx.x; unit_at(rows, cols, index, u); index += gridDim.x) {
       u32 acc[REGISTERS];
       sum(acc, smem, k / BLOCK_K, warp / 4, slot);
       store(acc, y, rows, cols, u.plane, smem + STAGING_AT + warp * 2048, u.row + warp * 16, u.col);
@@ -166,7 +146,5 @@ extern "C" __global__ void
   } else {
     if (GROUPS == 2) registers_lower<40>();
     if (threadIdx.x == 128 * GROUPS) produce(&a, &b, rows, cols, k, smem);
-    __syncwarp();
   }
-  if (SHARE) cluster_sync();  // until nobody writes to this block's memory any more
 }

@@ -31,7 +31,7 @@ def _hopper(device: int) -> bool:
 
 def product(
     a: torch.Tensor, b: torch.Tensor, y: torch.Tensor, moduli: Sequence[int],
-    groups: int = 2, columns: int = 256, share: int = 1, band: int = 8,
+    groups: int = 2, columns: int = 256, band: int = 8,
 ) -> None:  # fmt: skip
     """y[j] = a[j] @ b[j].T modulo ``moduli[j]``.
 
@@ -40,18 +40,16 @@ def product(
         y: uint8 [J, M, N], contiguous.
         groups: warpgroups of 64 rows that share a tile, 1 or 2.
         columns: of a tile; a multiple of 16, at most 256.
-        share: 1: neighbours along rows of tiles fetch their part of b for each other; or 0.
         band: rows of tiles that are worked on side by side, for the L2 cache.
     """
     (planes, m, k), n = a.shape, b.shape[1]
-    run = _launcher(groups, columns, share, band, tuple(moduli))
-    pair = 1 + share
-    blocks = planes * -(-m // (64 * groups * pair)) * -(-n // columns) * pair
-    blocks = min(blocks, _processors(y.get_device()) // pair * pair)
+    run = _launcher(groups, columns, band, tuple(moduli))
+    units = planes * -(-m // (64 * groups)) * -(-n // columns)
+    blocks = min(units, _processors(y.get_device()))
     pairs = [t.view(torch.bfloat16).view(planes * t.shape[1], k // 2) for t in (a, b)]
     run(
         (blocks,), matrix_boxes(pairs[0], 64 * groups, planes * m, k // 2, k // 2),
-        matrix_boxes(pairs[1], columns // pair, planes * n, k // 2, k // 2), y, m, n, k,
+        matrix_boxes(pairs[1], columns, planes * n, k // 2, k // 2), y, m, n, k,
     )  # fmt: skip
 
 
@@ -71,9 +69,9 @@ def shared(groups: int, columns: int) -> int:
     return stages * (64 * groups + columns) * 128 + 4 * groups * _STAGING + 16 * stages
 
 
-def cubin(groups: int, columns: int, share: int, band: int, moduli: tuple[int, ...]) -> bytes:
+def cubin(groups: int, columns: int, band: int, moduli: tuple[int, ...]) -> bytes:
     """The compiled kernel."""
-    values = {"GROUPS": groups, "COLS": columns, "SHARE": share, "BAND": band,
+    values = {"GROUPS": groups, "COLS": columns, "BAND": band,
               "STAGES": _stages(groups, columns)}  # fmt: skip
     headers = {"wgmma.cuh": wgmma.header(columns, "s8"), "moduli.cuh": _header(moduli)}
     return nvrtc.compile_source(_SOURCE, "sm_90a", values, (), headers)
@@ -92,10 +90,9 @@ def _header(moduli: tuple[int, ...]) -> str:
 
 
 @functools.cache
-def _launcher(groups: int, columns: int, share: int, band: int, moduli: tuple[int, ...]) -> Any:
-    rows = 64 * groups, columns // (1 + share)
-    slots = *(boxes_of(torch.bfloat16, r, 2) for r in rows), *(WORD,) * 4
+def _launcher(groups: int, columns: int, band: int, moduli: tuple[int, ...]) -> Any:
+    slots = *(boxes_of(torch.bfloat16, r, 2) for r in (64 * groups, columns)), *(WORD,) * 4
     return launcher(
-        "residue_product", lambda: cubin(groups, columns, share, band, moduli), slots,
+        "residue_product", lambda: cubin(groups, columns, band, moduli), slots,
         threads=128 * (groups + 1), shared=shared(groups, columns),
     )  # fmt: skip

@@ -87,9 +87,10 @@ def _join(sums: torch.Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]
 def _parts(
     x: torch.Tensor, w: torch.Tensor, m: int, n: int, k: int, items: int,
     bn: int = 64, blocks: int = 1024, stages: int = 3, warps: int = 4,
+    bk: int = 32, **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:  # fmt: skip
     """What `wide_kernel` leaves of x and w, and the terms of a part."""
-    bm, bk = 16 if m <= 16 else 32, 32
+    bm = 16 if m <= 16 else 32
     tiles = -(-n // bn) * -(-m // bm) * items
     words = k // 2 if x.element_size() == 2 else k
     steps = max(1, -(-words // bk))
@@ -101,7 +102,7 @@ def _parts(
     launch(
         wide_kernel, (-(-n // bn), -(-m // bm), items * parts), x, w, *made, m, n, k, span, items,
         *_strides(x)[:2], *_strides(w)[:2],
-        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return made[0], made[1], made[2], span * k // max(words, 1)
 

@@ -14,14 +14,15 @@ largest s with which its norm stays below the square root of half the moduli's p
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from samebits.engines.cuda.exact import residue as cuda
-from samebits.engines.triton.exact.numbers import SLACK, UNIT, power_of_two
-from samebits.engines.triton.exact.settle import settle
+from samebits.engines.triton.exact.again import product_again
+from samebits.engines.triton.exact.numbers import SLACK, UNIT, certain, power_of_two, two_sum
 from samebits.engines.triton.launch import launch
 
 _MODULI = (256, 253, 251, 247, 241, 239, 233)
@@ -32,6 +33,11 @@ LONGEST = 1 << 16
 STEP = 128
 #: Whole numbers are below 2^MOST: their quotients are found in fp32.
 MOST = tl.constexpr(22)
+#: Of a row: numbers that are not whole, of which it is known what they lost.
+_LISTED = 32
+#: Open results of a block from which fp64 is tried for all of it at a time.
+_SEVERAL = tl.constexpr(16)
+LISTED = tl.constexpr(_LISTED)
 _MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
 
 
@@ -69,7 +75,7 @@ LOW = tl.constexpr(tuple(tuple(_SUMS[max(n, 6)].low) for n in range(8)))
 
 @triton.jit
 def residue_kernel(
-    x, residues, largest, lost, shifts, k, k_padded, row, plane,
+    x, residues, largest, lost, shifts, counts, places, losses, k, k_padded, row, plane,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row as whole numbers X = rint(x * 2^s), modulo COUNT numbers.
@@ -79,6 +85,8 @@ def residue_kernel(
         largest, lost: [rows] fp32: the largest magnitude, and the sum of |x - X 2^-s|; that is Inf
             if the row is not finite.
         shifts: [rows] int32, s.
+        counts: [rows] int32, how many x 2^s are not whole.
+        places, losses: [rows, LISTED] int32 and fp32, where they are, in no order, and x 2^s - X.
     """
     r = tl.program_id(0).to(tl.int64)
     x += r * row
@@ -109,13 +117,20 @@ def residue_kernel(
     shift = tl.minimum(tl.minimum((free >> 1) - unit, MOST - e), 126)
     up = power_of_two(shift).to(tl.float32)
     gone = tl.zeros([BLOCK], tl.float32)
+    tl.store(counts + r, 0)
+    tl.debug_barrier()
     for start in range(0, k_padded, BLOCK):
         i = start + tl.arange(0, BLOCK)
         v = tl.load(x + i, mask=i < k, other=0.0).to(tl.float32)
         scaled = v * up
         word = scaled + _MAGIC  # its last bits are those of the whole number
         whole = word - _MAGIC
-        gone += tl.abs(scaled - whole)
+        rest = scaled - whole
+        gone += tl.abs(rest)
+        slot = tl.atomic_add(counts + r + i * 0, 1, mask=rest != 0.0, sem="relaxed")
+        listed = (rest != 0.0) & (slot < LISTED)
+        tl.store(places + r * LISTED + slot, i, mask=listed)
+        tl.store(losses + r * LISTED + slot, rest, mask=listed)
         bits = word.to(tl.int32, bitcast=True)
         part = residues + r * k_padded + i
         inside = i < k_padded
@@ -211,60 +226,144 @@ def _sums(at, plane, x_shift, w_shifts, here, COUNT: tl.constexpr, BLOCK: tl.con
         whole += rest.to(tl.int64) * SHARES[COUNT][j]
         quotient += rest * PARTS[COUNT][j]
     whole -= (quotient >> 20).to(tl.int64) * PRODUCTS[COUNT]
+    return _scaled(whole, x_shift, w_shifts)
+
+
+@triton.jit
+def _sum(at, plane, x_shift, w_shift, COUNT: tl.constexpr):
+    """As `_sums`, of the one sum whose residues begin at `at`."""
+    lane = tl.arange(0, 8)
+    share = tl.zeros([8], tl.int64)
+    part = tl.zeros([8], tl.int32)
+    for j in tl.static_range(COUNT):
+        share = tl.where(lane == j, SHARES[COUNT][j], share)
+        part = tl.where(lane == j, PARTS[COUNT][j], part)
+    rest = tl.load(at + lane * plane, mask=lane < COUNT, other=0).to(tl.int32)
+    quotient = tl.sum(rest * part, 0) + (1 << 19)
+    whole = tl.sum(rest.to(tl.int64) * share, 0) - (quotient >> 20).to(tl.int64) * PRODUCTS[COUNT]
+    return _scaled(whole, x_shift, w_shift)
+
+
+@triton.jit
+def _scaled(whole, x_shift, w_shift):
+    """whole * 2^-(x_shift + w_shift) in fp64, and what that has rounded."""
     value = whole.to(tl.float64)
-    sums = value * power_of_two(-x_shift) * power_of_two(-w_shifts)
+    sums = value * power_of_two(-x_shift) * power_of_two(-w_shift)
     return sums, tl.where(tl.abs(value) > 4503599627370496.0, tl.abs(sums) * (2.0 * UNIT), 0.0)
 
 
 @triton.jit
+def _lost(x_top, x_loss, w_top, w_loss):
+    """sum |x w - X W| <= sum |x - X| max |w| + max |X| sum |w - W|, in fp64."""
+    e = x_loss.to(tl.float64) * w_top.to(tl.float64)
+    return (e + x_top.to(tl.float64) * w_loss.to(tl.float64)) * SLACK
+
+
+@triton.jit
+def _listed(counts, places, losses, row, shift):
+    """What a row lost, in fp64, where that was; and whether it is all of it."""
+    count = tl.load(counts + row)
+    lane = tl.arange(0, LISTED)
+    there = lane < count
+    at = tl.load(places + row * LISTED + lane, mask=there, other=0)
+    loss = tl.load(losses + row * LISTED + lane, mask=there, other=0.0).to(tl.float64)
+    # Of numbers that were brought down something may be gone that no list has.
+    return loss * power_of_two(-shift), at, there, (count <= LISTED) & (shift >= 0)
+
+
+@triton.jit
 def sum_kernel(
-    kept, x, w, c, y, x_largest, w_largest, x_lost, w_lost, x_shifts, w_shifts, m, n, k,
-    x_row, w_row, c_row, c_col,
+    kept, x, w, c, y, x_largest, x_lost, x_shifts, x_counts, x_places, x_losses,
+    w_largest, w_lost, w_shifts, w_counts, w_places, w_losses, m, n, k, x_row, w_row, c_row, c_col,
     COUNT: tl.constexpr, HAS_C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = R(x @ w.T + c) from the residues of the sums: x [m, k], w [n, k], y [m, n] contiguous.
 
-    In fp32, where that is certain; a block where it is not everywhere, in fp64 as well.
+    In fp32, where that is certain; what is not, one by one: with what the whole numbers lost, and
+    if that is not certain either, from all terms.
     """
+    OUT: tl.constexpr = y.dtype.element_ty
     r = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = columns < n
     at = kept + r * n + columns
     plane = m.to(tl.int64) * n
-    x_shift, w_shifts = tl.load(x_shifts + r), tl.load(w_shifts + columns, mask=here, other=0)
+    x_shift, shifts = tl.load(x_shifts + r), tl.load(w_shifts + columns, mask=here, other=0)
     top, tops = tl.load(x_largest + r), tl.load(w_largest + columns, mask=here, other=0.0)
     loss, losses = tl.load(x_lost + r), tl.load(w_lost + columns, mask=here, other=0.0)
+    x += r * x_row
     y += r * n
     if HAS_C:
         c += r * c_row
-    result, sure = _rough(at, plane, c, top, loss, tops, losses, x_shift + w_shifts, columns, here,
-                          c_col, y.dtype.element_ty, COUNT, HAS_C, BLOCK)  # fmt: skip
+    result, sure = _rough(at, plane, c, top, loss, tops, losses, x_shift + shifts, columns, here,
+                          c_col, OUT, COUNT, HAS_C, BLOCK)  # fmt: skip
     tl.store(y + columns, result, mask=here)
-    if tl.max((here & ~sure).to(tl.int32), 0) != 0:
-        sums, e = _sums(at, plane, x_shift, w_shifts, here, COUNT, BLOCK)
-        # sum |x w - X W| <= sum |x - X| max |w| + max |X| sum |w - W|
-        e += loss.to(tl.float64) * tops.to(tl.float64) * SLACK
-        e += top.to(tl.float64) * losses.to(tl.float64) * SLACK
-        e = tl.where(e < float("inf"), e, float("inf"))
-        settle(x + r * x_row, w, c, y, sums, e, columns, n, k, w_row, c_col, HAS_C, BLOCK)
+    number = tl.arange(0, BLOCK)
+    open_ = tl.min(tl.where(here & ~sure, number, BLOCK), 0)
+    if tl.sum((here & ~sure).to(tl.int32), 0) > _SEVERAL:
+        sums, e = _sums(at, plane, x_shift, shifts, here, COUNT, BLOCK)
+        if HAS_C:
+            d = tl.load(c + columns.to(tl.int64) * c_col, mask=here, other=0.0)
+            sums, rest = two_sum(sums, d.to(tl.float64))
+            e += tl.abs(rest)
+        e += _lost(top, loss, tops, losses)
+        result, sure = certain(sums, tl.where(e < float("inf"), e, float("inf")), OUT)
+        tl.store(y + columns, result, mask=here)
+        open_ = tl.min(tl.where(here & ~sure, number, BLOCK), 0)
+    if open_ < BLOCK:
+        x_rests, x_at, x_there, x_all = _listed(x_counts, x_places, x_losses, r, x_shift)
+        up = power_of_two(x_shift).to(tl.float32)
+        while open_ < BLOCK:
+            column = (tl.program_id(0) * BLOCK + open_).to(tl.int64)
+            term = 0.0
+            if HAS_C:
+                term = tl.load(c + column * c_col)
+            w_shift = tl.load(w_shifts + column)
+            total, bound = _sum(kept + r * n + column, plane, x_shift, w_shift, COUNT)
+            if HAS_C:
+                total, rest = two_sum(total, term)
+                bound += tl.abs(rest)
+            w_rests, w_at, w_there, w_all = _listed(w_counts, w_places, w_losses, column, w_shift)
+            # x w = X W + (x - X) w + X (w - W), in units of the data; all of it exact in fp64.
+            by = tl.load(w + column * w_row + x_at, mask=x_there, other=0.0).to(tl.float64)
+            of = tl.load(x + w_at, mask=w_there, other=0.0).to(tl.float32) * up
+            whole = ((of + _MAGIC) - _MAGIC).to(tl.float64) * power_of_two(-x_shift)
+            total += tl.sum(x_rests * by + whole * w_rests, 0)
+            lost = _lost(top, loss, tl.load(w_largest + column), tl.load(w_lost + column))
+            bound += tl.where(x_all & w_all, lost * 2.0**-40, lost)
+            one, known = certain(total, bound, OUT)
+            if ~(known & (bound < float("inf"))):
+                one = product_again(x, w + column * w_row, 1, 1, k, term, OUT)
+            tl.store(y + column, one)
+            open_ = tl.min(tl.where(here & ~sure & (number > open_), number, BLOCK), 0)
 
 
 class Residues:
     """The rows of an operand as `residue_kernel` leaves them."""
 
-    def __init__(self, x: torch.Tensor, moduli: tuple[int, ...]) -> None:
+    def __init__(
+        self, x: torch.Tensor, moduli: tuple[int, ...], block: int = 1024, warps: int = 8
+    ) -> None:
         rows, k = x.shape
         self.k_padded = -(-k // STEP) * STEP
         self.planes = torch.empty((len(moduli), rows, self.k_padded), dtype=torch.int8,
                                   device=x.device)  # fmt: skip
         facts = torch.empty((2, rows), dtype=torch.float32, device=x.device)
         self.largest, self.lost = facts.unbind()
-        self.shifts = torch.empty(rows, dtype=torch.int32, device=x.device)
+        numbers = torch.empty((2, rows), dtype=torch.int32, device=x.device)
+        self.shifts, self.counts = numbers.unbind()
+        self.places = torch.empty((rows, _LISTED), dtype=torch.int32, device=x.device)
+        self.losses = torch.empty((rows, _LISTED), dtype=torch.float32, device=x.device)
         launch(
-            residue_kernel, (rows,), x, self.planes, self.largest, self.lost, self.shifts, k,
-            self.k_padded, x.stride(0), self.planes.stride(0),
-            COUNT=len(moduli), BLOCK=min(2048, max(128, triton.next_power_of_2(k))), num_warps=4,
+            residue_kernel, (rows,), x, self.planes, *self.facts, k, self.k_padded, x.stride(0),
+            self.planes.stride(0), COUNT=len(moduli), num_warps=warps,
+            BLOCK=min(block, max(128, triton.next_power_of_2(k))),
         )  # fmt: skip
+
+    @property
+    def facts(self) -> tuple[torch.Tensor, ...]:
+        """What a kernel has to know of the rows, in the order of its parameters."""
+        return self.largest, self.lost, self.shifts, self.counts, self.places, self.losses
 
 
 def products(a: Residues, b: Residues, **tile: int) -> torch.Tensor:
@@ -294,15 +393,16 @@ def by_triton(
 def settle_sums(
     kept: torch.Tensor, a: Residues, b: Residues, x: torch.Tensor, w: torch.Tensor,
     c: torch.Tensor | None, y: torch.Tensor, block: int = 512, warps: int = 4,
+    **options: Any,
 ) -> None:  # fmt: skip
     """y = R(x @ w.T + c) from the residues of the sums."""
     (m, k), n = x.shape, w.shape[0]
     term = (0, 0) if c is None else c.expand(y.shape).stride()
     block = min(block, max(128, triton.next_power_of_2(n)))
     launch(
-        sum_kernel, (-(-n // block), m), kept, x, w, c, y, a.largest, b.largest, a.lost, b.lost,
-        a.shifts, b.shifts, m, n, k, x.stride(0), w.stride(0), *term,
-        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=warps,
+        sum_kernel, (-(-n // block), m), kept, x, w, c, y, *a.facts, *b.facts, m, n, k,
+        x.stride(0), w.stride(0), *term,
+        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=warps, **options,
     )  # fmt: skip
 
 
