@@ -85,16 +85,16 @@ def _join(sums: torch.Tensor) -> tuple[tuple[int, int, int], int, dict[str, Any]
 
 
 def _parts(
-    x: torch.Tensor, w: torch.Tensor, m: int, n: int, k: int, items: int,
-    bn: int = 64, blocks: int = 1024, stages: int = 3, warps: int = 4,
-    bk: int = 32, **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:  # fmt: skip
+    x: torch.Tensor, w: torch.Tensor, m: int, n: int, k: int, items: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """What `wide_kernel` leaves of x and w, and the terms of a part."""
-    bm = 16 if m <= 16 else 32
+    few = m <= 16
+    bm, bn, bk = 16 if few else 32, 64, 16
     tiles = -(-n // bn) * -(-m // bm) * items
     words = k // 2 if x.element_size() == 2 else k
     steps = max(1, -(-words // bk))
     # As many parts as fill the chip, of four steps at least.
+    blocks = 640 if few else 1024
     parts = max(1, min(blocks // tiles, steps // 4, _MOST_ITEMS // items, _MOST_PARTS))
     span = -(-steps // parts) * bk
     kinds = ((m, n), torch.float64), ((m,), torch.float32), ((n,), torch.float32)
@@ -102,7 +102,7 @@ def _parts(
     launch(
         wide_kernel, (-(-n // bn), -(-m // bm), items * parts), x, w, *made, m, n, k, span, items,
         *_strides(x)[:2], *_strides(w)[:2],
-        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages, **options,
+        BM=bm, BN=bn, BK=bk, num_warps=2 if few else 4, num_stages=4 if few else 3,
     )  # fmt: skip
     return made[0], made[1], made[2], span * k // max(words, 1)
 

@@ -14,7 +14,6 @@ largest s with which its norm stays below the square root of half the moduli's p
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -341,9 +340,7 @@ def sum_kernel(
 class Residues:
     """The rows of an operand as `residue_kernel` leaves them."""
 
-    def __init__(
-        self, x: torch.Tensor, moduli: tuple[int, ...], block: int = 1024, warps: int = 8
-    ) -> None:
+    def __init__(self, x: torch.Tensor, moduli: tuple[int, ...]) -> None:
         rows, k = x.shape
         self.k_padded = -(-k // STEP) * STEP
         self.planes = torch.empty((len(moduli), rows, self.k_padded), dtype=torch.int8,
@@ -356,8 +353,8 @@ class Residues:
         self.losses = torch.empty((rows, _LISTED), dtype=torch.float32, device=x.device)
         launch(
             residue_kernel, (rows,), x, self.planes, *self.facts, k, self.k_padded, x.stride(0),
-            self.planes.stride(0), COUNT=len(moduli), num_warps=warps,
-            BLOCK=min(block, max(128, triton.next_power_of_2(k))),
+            self.planes.stride(0), COUNT=len(moduli), num_warps=4,
+            BLOCK=min(1024, max(128, triton.next_power_of_2(k))),
         )  # fmt: skip
 
     @property
@@ -392,17 +389,16 @@ def by_triton(
 
 def settle_sums(
     kept: torch.Tensor, a: Residues, b: Residues, x: torch.Tensor, w: torch.Tensor,
-    c: torch.Tensor | None, y: torch.Tensor, block: int = 512, warps: int = 4,
-    **options: Any,
+    c: torch.Tensor | None, y: torch.Tensor,
 ) -> None:  # fmt: skip
     """y = R(x @ w.T + c) from the residues of the sums."""
     (m, k), n = x.shape, w.shape[0]
     term = (0, 0) if c is None else c.expand(y.shape).stride()
-    block = min(block, max(128, triton.next_power_of_2(n)))
+    block = min(256, max(128, triton.next_power_of_2(n)))
     launch(
         sum_kernel, (-(-n // block), m), kept, x, w, c, y, *a.facts, *b.facts, m, n, k,
         x.stride(0), w.stride(0), *term,
-        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=warps, **options,
+        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=2, maxnreg=128,
     )  # fmt: skip
 
 
