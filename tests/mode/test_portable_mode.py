@@ -58,6 +58,8 @@ def test_a_family_that_does_not_exist() -> None:
         lambda x: F.avg_pool1d(x[None, None], 2),
         lambda x: F.conv1d(x[None, None], x[None, None, :3]),
         lambda x: torch.linspace(0, 1, 5),
+        lambda x: torch.round(x, decimals=2),
+        lambda x: F.threshold(x, 0.1, 0.3),
         lambda x: torch.arange(0, 1, 0.1),
         lambda x: F.softplus(x.requires_grad_()).sum().backward(),
     ],
@@ -167,13 +169,32 @@ def test_numbers_meet_short_tensors_as_on_a_cpu(
         y: torch.Tensor = op(*(torch.as_tensor(v).float() for v in (a, b)))
         return y.to(dtype)
 
-    ours = portable_mode._as_on_a_cpu(gpus, factor=name == "mul")
+    ours = portable_mode._as_on_a_cpu(gpus, name == "mul", written=False)
     x = torch.randn(5000).to(dtype)
     for number in (0.3, -7, torch.tensor(0.3), torch.tensor(0.3).double()):
         assert equal(ours(x, number), op(x, number))
         first = number if isinstance(number, torch.Tensor) else torch.tensor(number)
         assert equal(ours(first, x), op(first, x))
     assert equal(ours(x, x.flip(0)), op(x, x.flip(0)))
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32])
+def test_torchs_kernels_take_numbers_as_tensors(name: str, dtype: torch.dtype) -> None:
+    """A kernel that is called past the dispatcher takes no Python number."""
+    op = getattr(torch, name)
+    stock = portable_mode.Stock(f"{name}.Tensor", "CPU")
+    into = portable_mode.Stock(f"{name}_.Tensor", "CPU")
+    ours = portable_mode._as_on_a_cpu(stock, name == "mul", written=False)
+    in_place = portable_mode._as_on_a_cpu(into, name == "mul", written=True)
+    for x in (torch.arange(9).to(dtype), torch.tensor(5).to(dtype)):
+        for number in (3, 0.3, -7.0, torch.tensor(3)):
+            want, got = op(x, number), ours(x, number)
+            assert got.dtype is want.dtype and torch.equal(got, want)
+            if want.dtype is dtype:
+                y = x.clone()
+                assert in_place(y, number) is y and torch.equal(y, want)
+        assert torch.equal(ours(3, x), op(torch.tensor(3), x))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

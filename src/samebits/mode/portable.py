@@ -40,8 +40,11 @@ BOTH = frozenset(_BOTH.split())
 ON_CPU = BOTH | frozenset(_POLYNOMIALS.split())
 #: Exact for any one device only.
 _TABLES = frozenset({"fft_fftfreq", "fft_rfftfreq", "linspace", "logspace", "range"})
-#: Quotients of numbers before they are rounded to whole ones.
-_ROUNDED = frozenset({"div.Tensor_mode", "div.out_mode", "div_.Tensor_mode"})
+#: Quotients before they are rounded, and 16-bit numbers beside ones that only a CPU narrows.
+_ROUNDED = frozenset({
+    "div.Tensor_mode", "div.out_mode", "div_.Tensor_mode", "round.decimals", "round.decimals_out",
+    "round_.decimals", "threshold", "threshold.out", "threshold_",
+})  # fmt: skip
 _WHY = "a CPU and a GPU would give it different bits"
 _REMEDY = (
     'Rewrite it with operations that are portable (docs/portable.md), compute it under contract="'
@@ -147,7 +150,8 @@ def _on_gpu() -> dict[str, Kernel]:
                 found[form] = inplace_form(form, fn, "CUDA")
     for base in ("add", "sub", "mul"):
         for form in (f"{base}.Tensor", f"{base}_.Tensor", f"{base}.out"):
-            found[form] = _as_on_a_cpu(Stock(form, "CUDA"), factor=base == "mul")
+            written = form != f"{base}.Tensor"
+            found[form] = _as_on_a_cpu(Stock(form, "CUDA"), base == "mul", written)
     return found
 
 
@@ -196,30 +200,36 @@ def _quotient(original: Kernel) -> Kernel:
     return quotient
 
 
-def _as_on_a_cpu(original: Kernel, factor: bool) -> Kernel:
+def _as_on_a_cpu(original: Kernel, factor: bool, written: bool) -> Kernel:
     """Sums, differences and products of 16-bit tensors and numbers of the host. A CPU narrows the
-    number first, but for a `factor` at the second place; torch on a GPU takes it as it is."""
+    number first, but for a `factor` at the second place; torch on a GPU takes it as it is.
+
+    Args:
+        written: the result is written into a tensor that is among the arguments.
+    """
 
     def binary(self: Any, other: Any, **options: Any) -> Any:
-        if not factor:
-            other = _narrowed(other, self)
-        return original(_narrowed(self, other), other, **options)
+        dtype = torch.result_type(self, other)
+        narrow = dtype in (torch.bfloat16, torch.float16)
+        first = _beside(self, other, dtype, narrow)
+        y = original(first, _beside(other, self, dtype, narrow and not factor), **options)
+        return y if written else y.to(dtype)
 
     return binary
 
 
-def _narrowed(x: Any, partner: Any) -> Any:
-    """x; a number of the host beside a short result as a tensor of the result's type."""
-    number = not isinstance(x, torch.Tensor) or _on_host(x, partner)
-    if not number or not isinstance(partner, torch.Tensor):
-        return x
-    dtype = torch.result_type(x, partner)
-    if dtype not in (torch.bfloat16, torch.float16):
-        return x
-    value = x.item() if isinstance(x, torch.Tensor) else x
-    return torch.full((), value, dtype=dtype, device=partner.device)
+def _beside(x: Any, partner: Any, dtype: torch.dtype, narrow: bool) -> torch.Tensor:
+    """x, a tensor or a number of the host, as a kernel takes it whose result is of `dtype`."""
+    if isinstance(x, torch.Tensor):
+        if not (narrow and _on_host(x, partner)):
+            return x
+        x = x.item()
+    if narrow:
+        return torch.full((), x, dtype=dtype, device=partner.device)
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return torch.tensor(x, dtype=wide)
 
 
-def _on_host(x: torch.Tensor, partner: torch.Tensor) -> bool:
+def _on_host(x: torch.Tensor, partner: Any) -> bool:
     """Whether x is a number of the host's beside a tensor of another device."""
-    return x.dim() == 0 and x.is_cpu and not partner.is_cpu
+    return x.dim() == 0 and x.is_cpu and isinstance(partner, torch.Tensor) and not partner.is_cpu
