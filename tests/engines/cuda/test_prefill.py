@@ -25,13 +25,6 @@ hopper = pytest.mark.skipif(
     reason="runs on an sm_90 GPU",
 )
 LEAF = 512
-SCHEDULE = PrefillSchedule()
-
-
-@pytest.fixture(autouse=True, params=(2, 3))
-def each_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two or three warpgroups: a kernel each."""
-    monkeypatch.setitem(globals(), "SCHEDULE", PrefillSchedule(tiles=1, groups=request.param))
 
 
 def contract(dtype: torch.dtype) -> AttentionContract:
@@ -50,7 +43,7 @@ def run(
 ) -> torch.Tensor:
     out = torch.full_like(q, math.nan)
     prefill(
-        contract(q.dtype), SCHEDULE, q, k, v, out, scale=q.size(-1) ** -0.5, causal=causal,
+        contract(q.dtype), PrefillSchedule(), q, k, v, out, scale=q.size(-1) ** -0.5, causal=causal,
         **{"position": k.size(2) - q.size(2), **more},  # type: ignore[arg-type]
     )  # fmt: skip
     return out
@@ -74,7 +67,7 @@ def test_compiles_without_a_gpu(d: int) -> None:
         nvrtc.version()
     except DeviceError as error:
         pytest.skip(str(error))
-    assert cubin(constants(d, LEAF, True, True, 2, SCHEDULE.groups)).startswith(b"\x7fELF")
+    assert cubin(constants(d, LEAF, True, True, 2)).startswith(b"\x7fELF")
 
 
 def test_takes_what_the_copy_engine_can_read() -> None:
@@ -180,7 +173,7 @@ def test_logsumexps_and_windows_are_those_of_the_general_kernel(sinks: bool) -> 
             AttentionSchedule(block_m=64, warps=8, stages=2, prefill=mine),
             q, k, v, options, q_start=start,
         )
-        for mine in (None, SCHEDULE)
+        for mine in (None, PrefillSchedule(tiles=1))
         for start in (0, -650)
     ]  # fmt: skip
     for general, special in ((found[0], found[2]), (found[1], found[3])):

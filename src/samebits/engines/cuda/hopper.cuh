@@ -337,12 +337,6 @@ DEVICE void touch(u32 (&r)[N]) {
                  ", %64, %65, add, 1, 1, 0, 0;\n}"                                            \
                  : F64(d) : "l"(a), "l"(b), "r"((u32)add));                                   \
   }                                                                                           \
-  DEVICE void wgmma_ab(float (&d)[32], u64 a, u64 b, bool add) {                              \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                             \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " N32          \
-                 ", %32, %33, add, 1, 1, 0, 0;\n}"                                            \
-                 : F32(d) : "l"(a), "l"(b), "r"((u32)add));                                   \
-  }                                                                                           \
   DEVICE void wgmma_pv(float (&d)[64], const u32* p, u64 v, bool add) {                       \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"                             \
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " N64         \

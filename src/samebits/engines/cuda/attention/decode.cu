@@ -15,6 +15,16 @@
 #include "leaves.cuh"
 #include "path.cuh"
 
+// d[64, 64] = a[64, 16] b[64, 16]^T (+ d), both from shared memory, k contiguous.
+DEVICE void wgmma_scores(float (&d)[32], u64 a, u64 b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " N32
+      ", %32, %33, add, 1, 1, 0, 0;\n}"
+      : F32(d)
+      : "l"(a), "l"(b), "r"((u32)add));
+}
+
 constexpr int D = HEAD_DIM, KEYS = 64, ROWS = 64, STAGES = 3, STEPS = LEAF / KEYS;
 constexpr int ACC = D / 2;                               // accumulator registers of a thread
 constexpr u32 CHUNK = 128 * KEYS, TILE = CHUNK * (D / 64);  // bytes of 64 columns, and of a tile
@@ -135,7 +145,7 @@ extern "C" __global__ void __maxnreg__(200)
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       const u32 at = i / 4 * CHUNK + i % 4 * 32;
-      wgmma_ab(s, mq.at(at), mk.at(stage * TILE + at), i > 0);
+      wgmma_scores(s, mq.at(at), mk.at(stage * TILE + at), i > 0);
     }
     wgmma_commit();
   };

@@ -26,10 +26,8 @@ DEVICE void take_if(u32& x, u32 y, bool here) {
       : "r"(y), "r"((u32)here));
 }
 
-// The warpgroups from `first` on, `groups` of them, come here at the same step and meet at `barrier`. Limits
-// in `seen` count from the step's first key.
-DEVICE void take_infinite(float (&o)[ACC], const u32 (&p)[16], u32 v, const Seen& seen, int first = 0,
-                          int groups = GROUPS, u32 barrier = TOGETHER) {
+// Both warpgroups come here at the same step. Limits in `seen` count from the step's first key.
+DEVICE void take_infinite(float (&o)[ACC], const u32 (&p)[16], u32 v, const Seen& seen) {
   const int lane = threadIdx.x & 31;
   for (int key = 0; key < 64; ++key) {
     u32 pair0 = 0, pair1 = 0;  // two keys' p of either row, in the lane of the quad that holds them
@@ -53,13 +51,13 @@ DEVICE void take_infinite(float (&o)[ACC], const u32 (&p)[16], u32 v, const Seen
       }
     }
   }
-  group_sync(barrier, 128 * groups);
-  for (int i = threadIdx.x - 128 * (1 + first); i < 64 * D / 2; i += 128 * groups) {
+  group_sync(TOGETHER, 128 * GROUPS);
+  for (int i = threadIdx.x - 128; i < 64 * D / 2; i += 128 * GROUPS) {
     const u32 at = v + i / 2048 * CHUNK + i % 2048 * 4;
     u32 x = load_shared(at);
     x &= (finite(x & 0xFFFF) ? 0xFFFF : 0) | (finite(x >> 16) ? 0xFFFF0000 : 0);
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
   }
   fence_async();
-  group_sync(barrier, 128 * groups);
+  group_sync(TOGETHER, 128 * GROUPS);
 }

@@ -24,10 +24,8 @@ _HEADERS = (*sorted(_HERE.glob("*.cuh")), _HERE.parent / "path.cuh")
 _LOG2E = math.log2(math.e)
 
 HEAD_DIMS = (64, 128)
-#: Query rows that `PrefillSchedule.tiles` counts; of a warpgroup.
-ROWS, _ROWS, _STAGES = 128, 64, 2
-#: By the number of warpgroups: keys of a tile, query rows of a copy.
-_KEYS, _BOX = {2: 128, 3: 64}, {2: 128, 3: 64}
+#: Query rows and keys of a tile; the launch's shape, as in prefill.cu.
+ROWS, _KEYS, _THREADS, _STAGES = 128, 128, 384, 2
 
 
 def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -42,7 +40,7 @@ def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: tor
         and v.size(-1) == d
         and contract.maximum == "ceil(64)"
         and contract.kv == contract.input
-        and contract.leaf % _KEYS[2] == 0
+        and contract.leaf % _KEYS == 0
         and contract.exp2 == "hw"
         and all(readable(x) for x in (q, k, v))
     )
@@ -91,18 +89,16 @@ def prefill(
     cluster = schedule.cluster if group % schedule.cluster == 0 else 1
     resident = schedule.resident // (2 * 2 * d * max(keys, 1))
     section = min(sequences * heads, max(1, resident) * group)
-    groups = schedule.groups
-    work = -(-rows // (_ROWS * groups)) * sequences * heads
+    work = -(-rows // ROWS) * sequences * heads
     blocks = min(_processors(q.device.index) // cluster * cluster, work)
     ticket: tuple[int, ...] = ()
     if tickets.checking():
         subject = tickets.Subject("attention", contract.id, repr(schedule))
         made = tickets.ticket(q.device, subject, path.seed(contract), contract.leaf)
         ticket = (made.data_ptr(),)
-    box = _KEYS[groups] // cluster
-    run = _launcher(d, contract.leaf, causal, q.dtype, cluster, groups, bool(ticket))
+    run = _launcher(d, contract.leaf, causal, q.dtype, cluster, bool(ticket))
     run(
-        (blocks,), Boxes(q, _BOX[groups]), Boxes(k, box), Boxes(v, box),
+        (blocks,), Boxes(q, ROWS), Boxes(k, _KEYS // cluster), Boxes(v, _KEYS // cluster),
         out, *out.stride()[:3], query_starts, key_starts, positions, rows, keys, position,
         sequences, section, window, sinks, lse, *((0, 0, 0) if lse is None else lse.stride()),
         scale * _LOG2E, *ticket,
@@ -115,12 +111,12 @@ def _processors(device: int) -> int:
 
 
 def constants(
-    d: int, leaf: int, causal: bool, bf16: bool, cluster: int, groups: int, check: bool = False
+    d: int, leaf: int, causal: bool, bf16: bool, cluster: int, check: bool = False
 ) -> dict[str, int]:
     """The kernel's compile-time parameters."""
     return {
         "HEAD_DIM": d, "LEAF": leaf, "CAUSAL": int(causal), "BF16": int(bf16), "CLUSTER": cluster,
-        "GROUPS": groups, "CHECK": int(check),
+        "CHECK": int(check),
     }  # fmt: skip
 
 
@@ -131,19 +127,17 @@ def cubin(values: dict[str, int]) -> bytes:
 
 @functools.cache
 def _launcher(
-    d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int, groups: int, check: bool
+    d: int, leaf: int, causal: bool, dtype: torch.dtype, cluster: int, check: bool
 ) -> Any:
-    keys = boxes_of(dtype, _KEYS[groups] // cluster)
-    slots = (boxes_of(dtype, _BOX[groups]), keys, keys, *(WORD,) * 18, REAL, *(WORD,) * check)
-    values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster, groups, check)
+    keys = boxes_of(dtype, _KEYS // cluster)
+    slots = (boxes_of(dtype, ROWS), keys, keys, *(WORD,) * 18, REAL, *(WORD,) * check)
+    values = constants(d, leaf, causal, dtype is torch.bfloat16, cluster, check)
     return launcher(
-        "attention_prefill", lambda: cubin(values), slots, threads=128 * (1 + groups),
-        shared=_shared(d, groups),
-    )  # fmt: skip
+        "attention_prefill", lambda: cubin(values), slots, threads=_THREADS, shared=_shared(d)
+    )
 
 
-def _shared(d: int, groups: int) -> int:
-    """Bytes of Q and the total in fp32, the ring of K and V, ones, barriers, what was found."""
-    keys = _KEYS[groups]
-    ones = _STAGES * 2 * keys * 64 if groups == 3 else 0  # a chunk behind each tile of V
-    return 6 * _ROWS * groups * d + _STAGES * 4 * keys * d + ones + 256 + 128 + 16
+def _shared(d: int) -> int:
+    """Bytes of Q, the ring of K and V, the total in fp32, ones, barriers, what was found."""
+    tile = 2 * _KEYS * d
+    return (1 + 2 * _STAGES) * tile + 4 * ROWS * d + 256 + 128 + 16

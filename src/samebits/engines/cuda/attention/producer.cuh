@@ -2,13 +2,10 @@
 #pragma once
 #include "tile.cuh"
 
-// A part of the queries of a work.
-DEVICE void load_queries(u32 smem, const TensorMap* map, u32 bars, int part, int t, int h, int b) {
-  const u32 bar = bars + 8 * (Q_FULL + part), rows = ROWS / PARTS;
-  barrier_expect(bar, Q_TILE / PARTS);
+DEVICE void load_queries(u32 to, const TensorMap* map, u32 bar, int t, int h, int b) {
+  barrier_expect(bar, TILE);
 #pragma unroll
-  for (int c = 0; c < D / 64; ++c)
-    tensor_copy(smem + Q_AT + part * rows * 128 + c * Q_CHUNK, map, bar, 64 * c, t + part * rows, h, b);
+  for (int c = 0; c < D / 64; ++c) tensor_copy(to + c * CHUNK, map, bar, 64 * c, t, h, b);
 }
 
 // A tile of keys or values. Each block of a cluster fetches its share for all of them.
@@ -34,21 +31,15 @@ DEVICE void produce(const Arguments& a, const TensorMap* q, const TensorMap* k, 
     if (w.blocks == w.first) continue;
     const int q_batch = a.query_starts ? 0 : w.batch, k_batch = a.key_starts ? 0 : w.batch;
     const int k_head = w.head / a.group;
-    const u32 turn = (tiles++ & 1) ^ 1;
-    const auto load_part = [&](int part) {
-      barrier_wait(bars + 8 * (Q_EMPTY + part), turn);
-      load_queries(smem, q, bars, part, w.query_base + w.row, w.head, q_batch);
-    };
-    load_part(0);
+    barrier_wait(bars + 8 * Q_EMPTY, (tiles++ & 1) ^ 1);
+    load_queries(smem + Q_AT, q, bars + 8 * Q_FULL, w.query_base + w.row, w.head, q_batch);
     for (int i = w.first; i < w.blocks; ++i, ++loaded) {
       const u32 stage = loaded % STAGES, parity = (loaded / STAGES & 1) ^ 1;
       const int key = w.key_base + KEYS * i;
       barrier_wait(bars + 8 * (K_EMPTY + stage), parity);
       load_keys(smem + K_AT + stage * TILE, k, bars + 8 * (K_FULL + stage), key, k_head, k_batch);
-      // The first warpgroup wants its keys while the others are at the work before.
-      for (int part = 1; i == w.first && part < PARTS; ++part) load_part(part);
       barrier_wait(bars + 8 * (V_EMPTY + stage), parity);
-      load_keys(smem + V_AT + stage * V_TILE, v, bars + 8 * (V_FULL + stage), key, k_head, k_batch);
+      load_keys(smem + V_AT + stage * TILE, v, bars + 8 * (V_FULL + stage), key, k_head, k_batch);
     }
   }
 }
@@ -71,9 +62,9 @@ DEVICE void inspect(const Arguments& a, u32 smem, u32 bars) {
   Work w;
   for (int round = 0; next_work(a, round, w); ++round) {
     for (int i = w.first; i < w.blocks; ++i, ++loaded) {
-      const u32 stage = loaded % STAGES, v = smem + V_AT + stage * V_TILE;
+      const u32 stage = loaded % STAGES, v = smem + V_AT + stage * TILE;
       barrier_wait(bars + 8 * (V_FULL + stage), loaded / STAGES & 1);
-      for (int step = 0; w.partly(i) && step < KEYS / 64; ++step) {
+      for (int step = 0; w.partly(i) && step < 2; ++step) {
         u32 sum = 0;  // of 0 * value: NaN, or +0
         for (int piece = thread; piece < 8 * D; piece += 32 * INSPECTORS) {
           const u32 at = v + piece / 512 * CHUNK + step * STEP_BYTES + piece % 512 * 16;

@@ -16,19 +16,16 @@ class PrefillSchedule(Schedule, tag="cuda.prefill", frozen=True, kw_only=True):
             the processors, and is better split along the keys.
         cluster: blocks that fetch keys and values together, 1 or 2; 2 needs an even number of query
             heads a KV head, and is 1 where there is not.
-        groups: warpgroups of 64 query rows, 2 or 3, each with a kernel of its own.
         resident: bytes of K and V that are worked on at a time, so that they stay in the L2.
     """
 
     tiles: int = 96
     cluster: int = 1
-    groups: int = 2
     resident: int = 24 << 20
 
     allowed: ClassVar[Mapping[str, Container[int]]] = {
         "tiles": range(1 << 31),
         "cluster": (1, 2),
-        "groups": (2, 3),
         "resident": range(1, 1 << 40),
     }
 

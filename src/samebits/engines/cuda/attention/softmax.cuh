@@ -8,8 +8,8 @@ struct Leaf {
 };
 
 // ceil(a * max) of a step's scores of each row, over this thread's sixteen and its quad's.
-template <int STEP, int N>
-DEVICE void maxima(const float (&s)[N], float a, float (&top)[2]) {
+template <int STEP>
+DEVICE void maxima(const float (&s)[64], float a, float (&top)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float* x = s + 32 * STEP + 2 * r;  // four chains for the latency
@@ -39,8 +39,8 @@ DEVICE void raise(Leaf& leaf, const float (&top)[2], float (&scale)[2], float (&
 }
 
 // Scores of one step to probabilities p (A fragments of the product with v).
-template <int STEP, int N>
-DEVICE void weights(const float (&s)[N], const float (&origin)[2], u32 (&p)[16], float a) {
+template <int STEP>
+DEVICE void weights(const float (&s)[64], const float (&origin)[2], u32 (&p)[16], float a) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     p[i] = pack(exp2_of(s[32 * STEP + 2 * i], a, origin[i & 1]),
@@ -54,10 +54,10 @@ struct Seen {
   int low[2], high[2];
 };
 
-template <bool LOW, int N>
-DEVICE void mask(float (&s)[N], const Seen& seen) {
+template <bool LOW>
+DEVICE void mask(float (&s)[64], const Seen& seen) {
 #pragma unroll
-  for (int j = 0; j < N / 4; ++j) {
+  for (int j = 0; j < 16; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = 8 * j + (i & 1), r = i >> 1;

@@ -3,26 +3,22 @@
 #include "number.cuh"
 #include "path.cuh"
 
-// GROUPS (-D) warpgroups of 64 rows: two take 128 keys at a time (pair.cuh), three 64 (triple.cuh).
-constexpr int D = HEAD_DIM, ROWS = 64 * GROUPS, KEYS = GROUPS == 2 ? 128 : 64, STAGES = 2;
+constexpr int D = HEAD_DIM, ROWS = 128, KEYS = 128, STAGES = 2, GROUPS = 2;
 constexpr int BLOCKS_PER_LEAF = LEAF / KEYS;
 constexpr int ACC = D / 2;                         // accumulator registers of a thread
-constexpr u32 CHUNK = 128 * KEYS, Q_CHUNK = 128 * ROWS;  // bytes of 64 columns of a tile
-constexpr u32 TILE = CHUNK * (D / 64), Q_TILE = Q_CHUNK * (D / 64);  // bytes of a tile of K or V, of Q
-constexpr u32 V_TILE = TILE + (GROUPS == 3 ? CHUNK : 0);  // of V with the ones behind it
-constexpr u32 STEP_BYTES = 128 * 64;                // from a tile's first step of 64 keys to its second
-constexpr u32 Q_AT = 0, K_AT = Q_TILE, V_AT = K_AT + STAGES * TILE, TOTAL_AT = V_AT + STAGES * V_TILE;
+constexpr u32 CHUNK = 128 * KEYS;                  // bytes of 64 columns of a tile
+constexpr u32 TILE = CHUNK * (D / 64);             // bytes of a tile of Q, K or V
+constexpr u32 STEP_BYTES = CHUNK / 2;               // from a tile's first step of 64 keys to its second
+constexpr u32 Q_AT = 0, K_AT = TILE, V_AT = K_AT + STAGES * TILE, TOTAL_AT = V_AT + STAGES * TILE;
 constexpr u32 ONES_AT = TOTAL_AT + ROWS * D * 4, BARRIERS_AT = ONES_AT + 256;
 constexpr u32 FOUND_AT = BARRIERS_AT + 128;        // what `inspect` found in each stage's steps
 
-// Numbers of the mbarriers. With three warpgroups each one's queries come and go by themselves.
-constexpr int PARTS = GROUPS == 3 ? GROUPS : 1;
-constexpr int Q_FULL = 0, Q_EMPTY = PARTS, K_FULL = 2 * PARTS, K_EMPTY = K_FULL + STAGES;
+// Numbers of the mbarriers.
+constexpr int Q_FULL = 0, Q_EMPTY = 1, K_FULL = 2, K_EMPTY = K_FULL + STAGES;
 constexpr int V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES;
 constexpr int V_INSPECTED = V_EMPTY + STAGES, BARRIERS = V_INSPECTED + STAGES;
 constexpr int INSPECTORS = 3;  // warps
-// Numbers of the named barriers: one for each warpgroup, its turn to issue products; several together
-// (from here on, by who takes part).
+// Numbers of the named barriers: one for each warpgroup, its turn to issue products; both together.
 constexpr int TURN = 1, TOGETHER = TURN + GROUPS;
 
 struct Arguments {
@@ -49,7 +45,7 @@ struct Work {
   int rows, keys;               // lengths of the sequence
   int query_base, key_base;     // rows of packed tensors before this sequence
   int offset;                   // row r sees keys up to r + offset
-  int first, blocks;            // any of the rows sees blocks of KEYS keys from `first` on, before `blocks`
+  int first, blocks;            // any of the rows sees blocks of 128 keys from `first` on, before `blocks`
   int low, whole;               // all of the rows see keys from `low` on, before `whole`
 
   // Whether some row sees block i only in part.
