@@ -60,6 +60,8 @@ def test_few_rows_get_low_tiles_and_all_processors_work() -> None:
 def test_what_no_block_can_be_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes of shared memory"):
         fma.FmaSchedule(depth=64, stages=8)
+    with pytest.raises(ValueError, match="more than ahead"):
+        fma.FmaSchedule(ahead=3, unroll=2)
     with pytest.raises(ValueError, match="too few warps for blocks of 256"):
         fma.FmaSchedule(warp_columns=1, warp_rows=1, thread_rows=1, thread_columns=1, depth=256)
 

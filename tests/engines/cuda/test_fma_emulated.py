@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile f
 
 FEW = fma.choose(1, 4096, 4096)
 SMALL = fma.FmaSchedule(
-    warp_rows=1, warp_columns=2, thread_rows=2, thread_columns=3, stages=2, band=1
+    warp_rows=1, warp_columns=2, thread_rows=2, thread_columns=3, stages=2, unroll=2, band=1
 )
 SKEWED = fma.FmaSchedule(
     warp_rows=2, warp_columns=1, lane_rows=4, thread_rows=1, thread_columns=2, depth=64, stages=3,
-    ahead=3, fetchers=2,
+    ahead=3, unroll=4, fetchers=2,
 )  # fmt: skip
 
 

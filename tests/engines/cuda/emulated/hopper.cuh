@@ -83,4 +83,6 @@ inline void copies_wait() {
   for (; groups.size() > PENDING; groups.pop_front())
     for (const Copy& copy : groups.front()) copy.arrive();
 }
+inline void await_predecessor() {}
+inline void admit_successor() {}
 inline void block_wait() { block->arrive_and_wait(); }

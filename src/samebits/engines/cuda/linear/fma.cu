@@ -11,7 +11,7 @@
 // round. Rows are 16 bytes longer than a block, an odd number of vectors: eight rows lie in different banks.
 //
 // Constants: WR, WC: warps along rows and columns; LR: lanes of a warp along rows, 1 to 8; TM, TN: numbers
-// of a thread; BK, STAGES, AHEAD; HELP: further warps, which fetch for all, or 0: all fetch; BAND: rows of
+// of a thread; BK, STAGES, AHEAD; UNROLL: vectors along k in the code of a loop; HELP: further warps, which fetch for all, or 0: all fetch; BAND: rows of
 // tiles that are worked on side by side; IN, OUT as in fma.cuh.
 #include "fma.cuh"
 
@@ -21,7 +21,8 @@ constexpr int LC = 32 / LR, BM = WR * LR * TM, BN = WC * LC * TN;
 constexpr int VEC = 16 / sizeof(In), kPitch = BK + VEC;
 constexpr int kVectors = BK / VEC;           // of a row
 constexpr int kRows = kFetchers / kVectors;  // that are fetched at a time
-static_assert(kFetchers % kVectors == 0 && kVectors % (AHEAD + 1) == 0 && STAGES > 1);
+constexpr int kUnrolled = UNROLL < kVectors ? UNROLL : kVectors;
+static_assert(kFetchers % kVectors == 0 && kVectors % kUnrolled == 0 && kUnrolled % (AHEAD + 1) == 0 && STAGES > 1);
 
 struct Stage {
   In x[BM][kPitch], w[BN][kPitch];
@@ -84,6 +85,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                long long x_pitch, long long w_pitch, long long y_pitch, int m, int n, int k, float alpha, float beta) {
   extern __shared__ __align__(16) unsigned char memory[];
   Stage* stages = reinterpret_cast<Stage*>(memory);
+  await_predecessor();
+  admit_successor();
   const int high = (m + BM - 1) / BM, wide = (n + BN - 1) / BN;
   const int band = blockIdx.x / (BAND * wide) * BAND, height = min(high - band, BAND);
   const int inside = blockIdx.x % (BAND * wide);
@@ -125,25 +128,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Step step[AHEAD + 1];
 #pragma unroll
   for (int s = 0; s < AHEAD; ++s) step[s].read(&stages[0].x[row][s * VEC], &stages[0].w[col][s * VEC]);
+  const In *a = stages[0].x[row], *b = stages[0].w[col];
   int before = STAGES - 1, now = 0;
   for (int i = 0; i < blocks; ++i) {
     const int next = now + 1 == STAGES ? 0 : now + 1;
+#pragma unroll 1
+    for (int first = 0; first < kVectors; first += kUnrolled) {
 #pragma unroll
-    for (int s = 0; s < kVectors; ++s) {
-      const int ahead = s + AHEAD, at = ahead % kVectors * VEC;
-      if (ahead == kVectors) {
-        if (!HELP) copies_wait<STAGES - 2>();
-        block_wait();
+      for (int s = 0; s < kUnrolled; ++s) {
+        const int ahead = s + AHEAD;
+        if (ahead == kUnrolled) {
+          a += kUnrolled * VEC, b += kUnrolled * VEC;
+          if (first + kUnrolled == kVectors) {
+            if (!HELP) copies_wait<STAGES - 2>();
+            block_wait();
+            a = stages[next].x[row], b = stages[next].w[col];
+          }
+        }
+        const int at = ahead % kUnrolled * VEC;
+        step[ahead % (AHEAD + 1)].read(a + at, b + at);
+        if (!HELP && s == 0 && first == 0) bring(i + STAGES - 1, before);  // all have read what lay there
+        step[s % (AHEAD + 1)].multiply(acc);
       }
-      const Stage& from = stages[ahead < kVectors ? now : next];
-      step[ahead % (AHEAD + 1)].read(&from.x[row][at], &from.w[col][at]);
-      if (!HELP && s == 0) bring(i + STAGES - 1, before);  // all have read what lay there
-      step[s % (AHEAD + 1)].multiply(acc);
     }
     before = now;
     now = next;
   }
-  const In *a = stages[now].x[row], *b = stages[now].w[col];
   int at = blocks * BK;
   for (; at + VEC <= k; at += VEC, a += VEC, b += VEC) {
     step[0].read(a, b);

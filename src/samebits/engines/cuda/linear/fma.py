@@ -37,6 +37,7 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
         depth: elements of k of a block in shared memory.
         stages: such blocks.
         ahead: vectors of 16 bytes along k that a thread has read before it multiplies them.
+        unroll: such vectors in the code of a loop: a power of two, more than `ahead`.
         fetchers: warps that fetch for all others; 0: all fetch.
         band: rows of tiles that are worked on side by side, for the L2 cache.
 
@@ -53,13 +54,15 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
     depth: int = 32
     stages: int = 4
     ahead: int = 1
+    unroll: int = 64
     fetchers: int = 0
     band: int = 8
 
     allowed: ClassVar[Mapping[str, Container[int]]] = {
         **dict.fromkeys(("warp_rows", "warp_columns", "lane_rows"), POWERS[:4]),
         **dict.fromkeys(("thread_rows", "thread_columns"), range(1, 9)),
-        "depth": POWERS[5:9], "stages": range(2, 9), "ahead": (1, 3), "fetchers": (0, 1, 2, 4, 8),
+        "depth": POWERS[5:9], "stages": range(2, 9), "ahead": (1, 3), "unroll": POWERS[1:7],
+        "fetchers": (0, 1, 2, 4, 8),
         "band": range(1, 1 << 16),
     }  # fmt: skip
 
@@ -67,6 +70,8 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
         super().__post_init__()
         if self.shared(4) > _SHARED:
             raise ValueError(f"{self} asks for {self.shared(4)} bytes of shared memory")
+        if self.unroll <= self.ahead:
+            raise ValueError(f"{self}: unroll has to be more than ahead")
         if self.depth > 4 * _LANES * (self.fetchers or self.warps):
             raise ValueError(f"{self}: too few warps for blocks of {self.depth} elements of k")
 
@@ -108,7 +113,8 @@ def _tiles() -> tuple[FmaSchedule, ...]:
     few = (
         _made(1, (1, 1), (1, 1), **_FEW, fetchers=1), _made(1, (1, 4), (1, 1), depth=64, ahead=3),
         _made(2, (1, 2), (1, 1), **_FEW, fetchers=2), _made(2, (1, 4), (1, 1), **_FEW),
-        _made(4, (1, 1), (1, 1), **_FEW, fetchers=1), _made(4, (1, 4), (1, 1), **_FEW),
+        _made(4, (1, 1), (1, 1), **_FEW, fetchers=1, stages=8),
+        _made(4, (1, 4), (1, 1), **_FEW),
         _made(4, (1, 4), (1, 2), **_FEW), _made(4, (1, 4), (1, 4), depth=64, ahead=3),
         _made(4, (1, 4), (2, 1), **_FEW), _made(4, (1, 4), (2, 2), **_FEW),
         _made(4, (1, 4), (2, 4), depth=64, ahead=3), _made(4, (2, 2), (2, 2), **_FEW, fetchers=4),
@@ -117,7 +123,11 @@ def _tiles() -> tuple[FmaSchedule, ...]:
         _made(8, warps, (m, n), depth=64 if m * n <= 24 else 32, fetchers=4)
         for warps in ((2, 2), (1, 4)) for m in range(1, 9) for n in range(1, 9) if m * n <= 32
     )  # fmt: skip
-    eight = tuple(_made(8, (2, 4), (m, n)) for m in range(8, 3, -1) for n in range(3, 9))
+    # Short loops where that is faster: the code of a long one does not stay in the processor.
+    eight = tuple(
+        _made(8, (2, 4), (m, n), unroll=2 if m * n in (32, 64) else 64)
+        for m in range(8, 3, -1) for n in range(3, 9)
+    )  # fmt: skip
     return few + four + eight
 
 
@@ -246,8 +256,8 @@ def constants(schedule: FmaSchedule, input: int, output: int) -> dict[str, int]:
     return {
         "WR": schedule.warp_rows, "WC": schedule.warp_columns, "LR": schedule.lane_rows,
         "TM": schedule.thread_rows, "TN": schedule.thread_columns, "BK": schedule.depth,
-        "STAGES": schedule.stages, "AHEAD": schedule.ahead, "HELP": schedule.fetchers,
-        "BAND": schedule.band, "IN": input, "OUT": output,
+        "STAGES": schedule.stages, "AHEAD": schedule.ahead, "UNROLL": schedule.unroll,
+        "HELP": schedule.fetchers, "BAND": schedule.band, "IN": input, "OUT": output,
     }  # fmt: skip
 
 
@@ -257,5 +267,5 @@ def _launcher(schedule: FmaSchedule, input: torch.dtype, output: torch.dtype) ->
     return launcher(
         "linear_fma", lambda: nvrtc.compile_source(SOURCE, "sm_90a", values, (HEADER,)),
         (*(WORD,) * 10, REAL, REAL), threads=_LANES * (schedule.warps + schedule.fetchers),
-        shared=schedule.shared(input.itemsize),
+        shared=schedule.shared(input.itemsize), pdl=True,
     )  # fmt: skip
