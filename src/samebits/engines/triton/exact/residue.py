@@ -353,7 +353,7 @@ class Residues:
         self.losses = torch.empty((rows, _LISTED), dtype=torch.float32, device=x.device)
         launch(
             residue_kernel, (rows,), x, self.planes, *self.facts, k, self.k_padded, x.stride(0),
-            self.planes.stride(0), COUNT=len(moduli), num_warps=4,
+            self.planes.stride(0), COUNT=len(moduli), num_warps=8,
             BLOCK=min(1024, max(128, triton.next_power_of_2(k))),
         )  # fmt: skip
 
@@ -394,11 +394,11 @@ def settle_sums(
     """y = R(x @ w.T + c) from the residues of the sums."""
     (m, k), n = x.shape, w.shape[0]
     term = (0, 0) if c is None else c.expand(y.shape).stride()
-    block = min(256, max(128, triton.next_power_of_2(n)))
+    block = min(512, max(128, triton.next_power_of_2(n)))
     launch(
         sum_kernel, (-(-n // block), m), kept, x, w, c, y, *a.facts, *b.facts, m, n, k,
         x.stride(0), w.stride(0), *term,
-        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=2, maxnreg=128,
+        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
