@@ -41,7 +41,7 @@ thread_local Turn turn;
 
 /// The thread's own, which counts from 0 again since the guard was turned on.
 Turn& here() {
-  if (turn.epoch != rules.epoch) turn = {.epoch = rules.epoch, .wrong = turn.wrong, .blind = turn.blind};
+  if (turn.epoch != rules.epoch) turn.epoch = rules.epoch, turn.number = 0;
   return turn;
 }
 
@@ -73,7 +73,10 @@ Object watched(const Guarded* self, Turn& mine, PyObject* const* args, size_t na
   if (due || gives_out(self, PyVectorcall_NARGS(nargs), names))
     if (!(kept = again(self->keep)).is_valid()) return {};
   Object result = again(self->fn);
-  if (!result.is_valid()) return {};
+  if (!result.is_valid()) {
+    mine.wrong = mine.blind = 0;  // of no result
+    return {};
+  }
   const auto tell = [&](PyObject* whom, int64_t n) {
     if (!kept.is_valid() && !(kept = again(self->keep)).is_valid()) return false;
     return nb::steal(PyObject_CallFunction(whom, "OOLL", kept.ptr(), result.ptr(), (long long)number, (long long)n))
