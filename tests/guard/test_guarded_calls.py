@@ -91,3 +91,43 @@ def test_what_a_launch_of_nobody_found_is_blamed_once() -> None:
         guard.settle.forget()
     assert [(e.kind, e.verdict) for e in heard] == [("path", "path")]
     assert heard[0].detail.startswith("3 outputs")
+
+
+def test_what_a_launch_found_before_its_call_raised_is_not_the_next_calls() -> None:
+    told: list[int] = []
+
+    def run(good: bool) -> bool:
+        if not good:
+            _cpu.found_wrong(1)
+            raise KeyError
+        return good
+
+    call = _cpu.Guarded(run, lambda good: good, lambda *a: told.append(a[3]), print, True, -1)
+    with samebits.deterministic(guard="path"):
+        with pytest.raises(KeyError):
+            call(False)
+        assert call(True) and not told
+
+
+def test_turning_the_guard_on_inside_a_call_does_not_watch_what_is_below(rules: None) -> None:
+    """Another thread may do it at any time; what a block believes stays believed, too."""
+    x = torch.randn(4, 4)
+
+    def run() -> int:
+        _cpu.guard_start(0, 1.0)
+        before = guard.counts.samples
+        gemm.linear(x, x, None)
+        return guard.counts.samples - before
+
+    with samebits.deterministic(guard="sample:1e-9"):
+        call = _cpu.Guarded(run, lambda: None, print, lambda *_: None, False, -1)
+        assert call() == 0
+        with guard.observe.believing():
+            _cpu.guard_start(0, 1.0)
+            assert guard.observe.believes()
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5, "7"])
+def test_a_seed_that_is_none_is_refused(seed: object) -> None:
+    with pytest.raises(samebits.errors.SettingError, match="seed="):
+        guard.configure(seed=seed)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from samebits import settings
 from samebits.contract import path
 from samebits.engines import tickets
 from samebits.engines.cpu import _cpu
+from samebits.errors import SettingError
 from samebits.guard import observe, settle
 from samebits.guard.setting import Setting, parse
 from samebits.guard.settle import Alarm
@@ -52,8 +53,13 @@ def configure(
         most: events on one device, from which on `alarm` is called, or `GuardError` raised.
         alarm: called with the device and its events.
         dumps: directory for operands and results of calls that failed a check.
+
+    Raises:
+        SettingError: the seed is no whole number of 64 bits; nothing was changed.
     """
     global _seed
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 1 << 64):
+        raise SettingError(f"guard: seed={seed!r} is no whole number from 0 to 2**64 - 1")
     _seed = _seed if seed is None else seed
     settle.rules.most = settle.rules.most if most is None else most
     settle.rules.alarm = settle.rules.alarm if alarm is None else alarm
