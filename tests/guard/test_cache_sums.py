@@ -10,6 +10,7 @@ import samebits
 from samebits import guard
 from samebits.engines.cpu import _cpu
 from samebits.errors import GuardError
+from samebits.guard import cache
 from samebits.guard.cache import Sums
 
 
@@ -31,11 +32,11 @@ def write(sums: Sums, keys: torch.Tensor, values: torch.Tensor, begin: int) -> N
 @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
 def test_a_flipped_bit_is_seen(which: int) -> None:
     with samebits.deterministic(guard="sample:1"), events() as heard:
-        sums, *cache = filled()
+        sums, *held = filled()
         before = guard.counts.cache_checks
-        flip(cache[which].view(-1)[40 * cache[which].shape[3] + 9 * cache[which].shape[3] :])
+        flip(held[which].view(-1)[40 * held[which].shape[3] + 9 * held[which].shape[3] :])
         with pytest.raises(GuardError, match="the first is 9"):
-            write(sums, cache[0], cache[1], 20)
+            write(sums, held[0], held[1], 20)
     assert guard.counts.cache_checks == before + 1
     assert [(e.kind, e.verdict) for e in heard] == [("cache", "late")]
 
@@ -47,7 +48,7 @@ def test_appending_cropping_moving_and_starting_again_are_no_faults() -> None:
         write(sums, keys, values, 10)  # cropped
         for x in (keys, values):
             x.copy_(x[[1, 1]])
-        sums.rewrite(2, 15)
+        sums.move(torch.tensor([1, 1]))
         write(sums, keys, values, 15)
         write(sums, keys, values, 0)  # another request
         write(sums, keys, values, 5)
@@ -56,10 +57,46 @@ def test_appending_cropping_moving_and_starting_again_are_no_faults() -> None:
 
 def test_numbers_of_any_type_are_summed() -> None:
     with samebits.deterministic(guard="sample:1"), events() as heard:
-        for dtype in (torch.float32, torch.float16, torch.int8):
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.int8):
             sums, keys, values = filled(dtype)
             write(sums, keys, values, 20)
     assert not heard
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["cpu", "elsewhere"])
+def test_a_flipped_bit_is_seen_after_sequences_moved(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beams move before every token: a sum made anew then would be that of the flipped bit."""
+    if apart:
+        monkeypatch.setattr(cache, "_together", cache._Apart)
+    with samebits.deterministic(guard="sample:1"), events():
+        sums, keys, values = filled()
+        flip(values[1, 2, 9])
+        for x in (keys, values):
+            x.copy_(x[[1, 0]])
+        sums.move(torch.tensor([1, 0]))
+        with pytest.raises(GuardError, match="1 positions, the first is 9"):
+            write(sums, keys, values, 20)
+
+
+def test_a_bit_in_the_last_half_of_a_double_is_seen() -> None:
+    with samebits.deterministic(guard="sample:1"), events():
+        sums, keys, values = filled(torch.float64)
+        flip(keys[1, 2, 19], 7, 62)
+        with pytest.raises(GuardError, match="the first is 19"):
+            write(sums, keys, values, 20)
+
+
+@pytest.mark.parametrize("rows, begin, end", [(3, 0, 1), (2, 5, 4), (2, 0, 10), (2, -1, 1)])
+def test_sums_stay_in_their_memory(rows: int, begin: int, end: int) -> None:
+    x = torch.zeros(2, 1, 9, 4)
+    sums = _cpu.CacheSums(2, 1, 9, [(x.data_ptr(), 4, 4)])
+    for call in (sums.write, sums.changed):
+        with pytest.raises(ValueError, match="no such"):
+            call(rows, begin, end)
+    with pytest.raises(ValueError, match="no such"):
+        sums.move([0, 2])
 
 
 def test_nothing_is_kept_while_nothing_is_sampled() -> None:
@@ -80,7 +117,7 @@ def test_sums_name_the_positions_that_changed(dtype: torch.dtype, width: int) ->
     x = torch.full((2, 1, 9, width), torch.iinfo(dtype).min, dtype=dtype)
     y = torch.zeros(2, 1, 9, 4, dtype=torch.int32)
     held = [(t.data_ptr(), t.element_size(), t.shape[3]) for t in (x, y)]
-    sums = _cpu.CacheSums(1, 9, held)
+    sums = _cpu.CacheSums(2, 1, 9, held)
     sums.write(2, 0, 9)
     assert sums.changed(2, 0, 9) == []
     x[1, 0, 6, -1] += 1

@@ -1,7 +1,8 @@
 """Sums of what a KV cache holds, kept when it is written and compared when its turn comes.
 
 A bit that flips in a cache gives every later token wrong keys, and computing again agrees with it.
-So a cache remembers the sum of the integer view of every position, and now and then sums again.
+So a cache remembers the sum of the integer view of every position of every sequence, and now and
+then sums again.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ class Sums:
         self._number += 1
         self._kept.write(rows, begin, end)
 
-    def rewrite(self, rows: int, end: int) -> None:
-        """All positions up to `end` were moved among sequences: they are summed anew."""
+    def move(self, source: torch.Tensor) -> None:
+        """Sequence i has become what sequence ``source[i]`` was. Sums move with it: summed anew,
+        they would be those of what changed before."""
         if self._from is not None:
-            self._kept.write(rows, self._from, end)
+            if isinstance(self._kept, _Apart):
+                self._kept.move(source)
+            else:
+                self._kept.move(source.tolist())
 
     def check(self, rows: int, end: int) -> None:
         """Compares the positions that are known, up to `end`.
@@ -74,9 +79,9 @@ class Sums:
 
 def _together(tensors: Sequence[torch.Tensor]) -> _cpu.CacheSums:
     """On a CPU: one call sums all tensors, where they lie."""
-    _, heads, length, _ = tensors[0].shape
+    sequences, heads, length, _ = tensors[0].shape
     held = [(x.data_ptr(), x.element_size(), x.shape[3]) for x in tensors]
-    return _cpu.CacheSums(heads, length, held)
+    return _cpu.CacheSums(sequences, heads, length, held)
 
 
 class _Apart:
@@ -84,27 +89,33 @@ class _Apart:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._views = [bits.view(x) for x in tensors]
-        length, device = tensors[0].shape[2], tensors[0].device
-        self._sums = [torch.zeros(length, dtype=torch.int64, device=device) for _ in tensors]
+        sequences, _, length, _ = tensors[0].shape
+        self._sums = [
+            torch.zeros(sequences, length, dtype=torch.int64, device=x.device) for x in tensors
+        ]
 
     def write(self, rows: int, begin: int, end: int) -> None:
         for view, sums in zip(self._views, self._sums, strict=True):
-            sums[begin:end] = _columns(view, rows, begin, end)
+            sums[:rows, begin:end] = _columns(view, rows, begin, end)
+
+    def move(self, source: torch.Tensor) -> None:
+        for sums in self._sums:
+            sums[: len(source)] = sums.index_select(0, source.to(sums.device))
 
     def changed(self, rows: int, begin: int, end: int) -> list[int]:
         wrong = torch.stack(
             [
-                _columns(view, rows, begin, end) != sums[begin:end]
+                _columns(view, rows, begin, end) != sums[:rows, begin:end]
                 for view, sums in zip(self._views, self._sums, strict=True)
             ]
         )
-        found: list[int] = (begin + wrong.any(0).nonzero().flatten()).tolist()
+        found: list[int] = (begin + wrong.flatten(0, 1).any(0).nonzero().flatten()).tolist()
         return found
 
 
 def _columns(view: torch.Tensor, rows: int, begin: int, end: int) -> torch.Tensor:
-    """The sum of every position [begin, end): int64."""
-    return view[:rows, :, begin:end].sum((0, 1, 3), dtype=torch.int64)
+    """The sums of positions [begin, end) of the first `rows` sequences: int64 [rows, positions]."""
+    return view[:rows, :, begin:end].sum((1, 3), dtype=torch.int64)
 
 
 def _lost(device: torch.device, positions: list[int], seconds: float) -> GuardError:

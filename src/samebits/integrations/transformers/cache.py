@@ -170,7 +170,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             for x in store.tensors():
                 kept = x[: self.rows, :, : self.filled]
                 kept.copy_(kept.index_select(0, beam_idx.to(x.device)))
-        self._sums.rewrite(self.rows, self.filled)
+        self._sums.move(beam_idx.expand(self.rows))
 
     def offload(self) -> None:
         """Not moved: it was planned to fit where it is."""
