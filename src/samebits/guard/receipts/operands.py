@@ -162,7 +162,7 @@ _HALVES = ("x1 = x[..., : x.shape[-1] // 2]\n", "torch.cat((-x2, x1), dim=-1)\n"
 
 def rotates(module: torch.nn.Module) -> bool:
     """Whether `module` is attention whose queries are rotated by the known formula."""
-    forward = type(module).forward
+    forward = inspect.unwrap(type(module).forward)  # its globals are the model's
     known: dict[str, Any] = getattr(forward, "__globals__", {})
     return (
         type(getattr(module, "q_proj", None)) is torch.nn.Linear
