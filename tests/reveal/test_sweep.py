@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+import samebits
 from samebits import ops
 from samebits.cli import app
 from samebits.cli_reveal import rows_of
@@ -75,6 +76,8 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_the_command(tmp_path: Path) -> None:
     code, output = run("linear", "--k", "512", "--n", "64", "--m", "1:5")
     assert code == 1 and "tree 1 of" in output and "one tree" not in output
+    alike = samebits.reveal("linear", m=5, n=64, k=512).rows == tuple(range(5))  # not on all hosts
+    assert ("row 4 of m = 5" in output) is not alike
     code, output = run("linear", "--k", "512", "--n", "64", "--m", "1:5", "--samebits")
     assert code == 0 and "one tree: m = 1-5" in output and "contract lanes(16)" in output
     picture = tmp_path / "tree.svg"
