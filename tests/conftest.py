@@ -1,12 +1,18 @@
-"""Fixtures for all tests. Memory that samebits asks for is poisoned: reading it unwritten shows."""
+"""Fixtures for all tests.
+
+Memory that samebits asks for is poisoned: reading it unwritten shows. Random numbers begin at the
+same seed in every test, whichever tests ran before it in its process.
+"""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -43,6 +49,13 @@ settings.register_profile(
     "samebits", deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 settings.load_profile("samebits")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(params=cpu.isas())

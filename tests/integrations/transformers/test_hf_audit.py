@@ -35,10 +35,12 @@ from samebits.guard.receipts.reading import find, identity_of, open_ledger, rece
 EVERYTHING = 10**9
 
 
-def recorded(model: Any, path: Path, share: float = 1.0, side: str = "left") -> Path:
+def recorded(
+    model: Any, path: Path, share: float = 1.0, side: str = "left", longest: int = 700
+) -> Path:
     with samebits.receipts(path, audit=share):
         model.generate(
-            **models.pad(models.prompts((9, 700 if share == 1 else 5)), side), max_new_tokens=4,
+            **models.pad(models.prompts((9, longest)), side), max_new_tokens=4,
             eos_token_id=-1, pad_token_id=models.PAD,
         )  # fmt: skip
     assert verify(path).whole
@@ -129,7 +131,7 @@ def test_a_gate_that_went_wrong_is_found(kind: str, tmp_path: Path, switch: None
             args[0].view(torch.int32 if args[0].element_size() == 4 else torch.int16)[..., 5] ^= 1
 
         handle = model.model.layers[1].mlp.down_proj.register_forward_pre_hook(flip)
-        path = recorded(model, tmp_path / f"{dtype}", 0.999)
+        path = recorded(model, tmp_path / f"{dtype}", longest=5)
         handle.remove()
         found = audited(model, path, "1", elements=EVERYTHING)
         (wrong,) = found.wrong
@@ -157,7 +159,7 @@ def test_a_rotation_that_went_wrong_is_found(
 
         with monkeypatch.context() as patch:
             patch.setattr(home, "apply_rotary_pos_emb", wrong)
-            path = recorded(model, tmp_path / f"{dtype}", 0.999)
+            path = recorded(model, tmp_path / f"{dtype}", longest=5)
         found = audited(model, path, "1", elements=EVERYTHING)
         assert [(w.op, w.place, w.element) for w in found.wrong] == [
             ("rotary", "model.layers.1.self_attn", 7)
@@ -199,7 +201,7 @@ def test_positions_are_chosen_evenly(tmp_path: Path, switch: None) -> None:
     model = sbt.enable(models.decoder("llama"))
     positions = set()
     for i in range(24):
-        source = open_ledger(recorded(model, tmp_path / f"{i}", 0.999, "left"))
+        source = open_ledger(recorded(model, tmp_path / f"{i}", longest=5))
         receipt = receipt_of(find(source, "2"))
         (raw,) = (source.object(name) for name in receipt.audit)
         samples = unpack(raw or b"")
