@@ -1,4 +1,4 @@
-"""The kernels that join ranks' partial sums, as C++ on threads: their protocol, without a GPU."""
+"""Kernels that join ranks' partial sums: they compile; and as C++ on threads, their protocol."""
 
 from __future__ import annotations
 
@@ -7,23 +7,32 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import samebits
+from samebits.engines.cuda import nvrtc
+from samebits.engines.cuda.peer import join
+from samebits.errors import DeviceError
 
 KERNELS = Path(samebits.__file__).parent / "engines" / "cuda" / "peer"
 HERE = Path(__file__).parent / "emulated"
 COMPILER = shutil.which("g++")
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile join.cu as C++")
+emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile join.cu as C++")
 
 
-def build(folder: Path, ranks: int, kind: int) -> Path:
-    """The program of `ranks` ranks; kind 0: results in fp32, 1: in bf16."""
+def build(
+    folder: Path, ranks: int, kind: int, unroll: int, spoilt: tuple[str, str] = ("", "")
+) -> Path:
+    """The program of `ranks` ranks; kind 0: results in fp32, 1: in bf16; spoilt: a mistake."""
     assert COMPILER is not None
     # join.cu takes the instructions that lie beside it: here the emulated ones.
-    for file in (KERNELS / "join.cu", HERE / "instructions.cuh", HERE / "ranks.cpp"):
+    for file in (HERE / "instructions.cuh", HERE / "ranks.cpp"):
         shutil.copy(file, folder)
-    values = {"RANKS": ranks, "KIND": kind, "THREADS": 8}
+    source = (KERNELS / "join.cu").read_text()
+    assert spoilt[0] in source
+    (folder / "join.cu").write_text(source.replace(*spoilt))
+    values = {"RANKS": ranks, "KIND": kind, "THREADS": 8, "UNROLL": unroll}
     flags = [f"-D{name}={value}" for name, value in values.items()]
     program = folder / "ranks"
     subprocess.run(
@@ -41,13 +50,38 @@ def run(program: Path, *words: int) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, 1), (4, 0), (8, 1)])
-def test_all_ranks_have_the_folded_sums(tmp_path: Path, ranks: int, kind: int) -> None:
-    assert run(build(tmp_path, ranks, kind), 160 // ranks) == [0, 0, *[0] * ranks]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_they_compile(dtype: torch.dtype) -> None:
+    try:
+        nvrtc.version()
+    except DeviceError:
+        pytest.skip("no NVRTC here")
+    for ranks, schedule in zip(join.RANKS, (join.SHARES, join.STREAM, join.STREAM), strict=True):
+        assert join.compiled(ranks, dtype, schedule.unroll).startswith(b"\x7fELF")
 
 
+@emulated
+@pytest.mark.parametrize(("ranks", "kind", "unroll"), [(2, 1, 4), (4, 0, 2), (8, 1, 1)])
+def test_all_ranks_have_the_folded_sums(tmp_path: Path, ranks: int, kind: int, unroll: int) -> None:
+    assert run(build(tmp_path, ranks, kind, unroll), 400 // ranks) == [0, 0, *[0] * ranks]
+
+
+@emulated
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        ("  __syncthreads();\n  if (threadIdx.x < RANKS", "  if (threadIdx.x < RANKS"),
+        ("blocks, base + turn);", "blocks, base + turn - 1);"),
+    ],
+    ids=["a flag before its stores", "a turn too early"],
+)
+def test_a_spoilt_protocol_is_seen(tmp_path: Path, spoilt: tuple[str, str]) -> None:
+    assert run(build(tmp_path, 2, 1, 2, spoilt), 100)[0]
+
+
+@emulated
 def test_a_rank_that_stops_leaves_nan_and_a_word(tmp_path: Path) -> None:
     """Calls 0 to 4 are whole; 5 and 6 have NaN on the three ranks that are left."""
-    wrong, missing, *told = run(build(tmp_path, 4, 1), 7, 5)
+    wrong, missing, *told = run(build(tmp_path, 4, 1, 2), 7, 5)
     assert wrong == 0 and missing == 2 * 3
     assert told[1] == 0 and all(told[rank] for rank in (0, 2, 3)) and 2 in told

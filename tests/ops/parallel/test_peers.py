@@ -19,11 +19,18 @@ def test_parts_of_the_memory_do_not_overlap(ranks: int) -> None:
     layout = join.Layout(ranks)
     packets = 2 * ranks * layout.capacity * 16
     assert packets <= layout.flags and layout.capacity * 2 >= join.FEW
-    assert layout.flags + 2 * ranks * 128 * 4 <= layout.sums
+    assert layout.flags + 2 * ranks * 256 * 4 <= layout.sums
     share = -(-join.MOST // (ranks * 8)) * 8
     assert layout.sums + ranks * share * 4 <= layout.results
     assert layout.results + 4 * join.MOST <= layout.size
     assert all(at % 16 == 0 for at in (layout.flags, layout.sums, layout.results, layout.size))
+
+
+def test_few_numbers_go_as_packets() -> None:
+    """As many as all ranks together send in a time that is about that of flags."""
+    for ranks, most in ((2, 1 << 17), (4, (1 << 17) // 3), (8, (1 << 17) // 7)):
+        assert join.schedule_for(most, ranks) is join.PACKETS
+        assert join.schedule_for(most + 1, ranks) is join.MANY
 
 
 def test_a_rank_that_did_not_answer_is_told_at_the_next_call() -> None:

@@ -1,5 +1,12 @@
-// The instructions and the words of CUDA C++ that join.cu uses, as C++ on threads of a CPU.
+// The instructions and the words of CUDA C++ that join.cu uses, as C++ on threads of a CPU. Stores of
+// lines reach memory late and in any order, as between GPUs: before a flag only those that its thread
+// made or met at a barrier.
 #pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <random>
+#include <vector>
 
 #include <atomic>
 #include <barrier>
@@ -23,14 +30,46 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 struct Index { u32 x; };
 inline thread_local Index blockIdx, threadIdx, gridDim;
 
+// Stores on their way.
+struct Stores {
+  struct Store { u64 at; u32 words[4]; int count; };
+  std::vector<Store> under_way;
+  void arrive(std::mt19937& chance, bool all = true) {
+    std::shuffle(under_way.begin(), under_way.end(), chance);
+    for (size_t keep = all ? 0 : under_way.size() / 2; under_way.size() > keep; under_way.pop_back())
+      std::memcpy((void*)under_way.back().at, under_way.back().words, under_way.back().count * 4);
+  }
+};
+inline thread_local Stores stores;
+inline thread_local std::mt19937 chance;
+inline void pause_sometimes(u32 one_in, u32 microseconds) {
+  if (chance() % one_in == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance() % microseconds));
+}
+
 struct Block {
   explicit Block(int threads) : barrier(threads) {}
   std::barrier<> barrier;
   std::atomic<bool> all{true};
+  std::mutex door;
+  Stores met;  // of threads that came to a barrier
 };
 inline thread_local Block* block;
 
-inline void __syncthreads() { block->barrier.arrive_and_wait(); }
+inline void __syncthreads() {
+  {
+    const std::lock_guard<std::mutex> inside(block->door);
+    auto& met = block->met.under_way;
+    met.insert(met.end(), stores.under_way.begin(), stores.under_way.end());
+    stores.under_way.clear();
+  }
+  block->barrier.arrive_and_wait();
+}
+// A thread or its block is through, or says so by a flag.
+inline void release() {
+  stores.arrive(chance), stores.under_way.clear();
+  const std::lock_guard<std::mutex> inside(block->door);
+  block->met.arrive(chance);
+}
 inline bool __syncthreads_and(bool mine) {
   if (!mine) block->all = false;
   __syncthreads();
@@ -65,9 +104,9 @@ inline void store_packet(u64 at, float a, float b, u32 mark) {
   __atomic_store_n((u64*)at, high | bits<u32>(a), __ATOMIC_RELAXED);
 }
 inline Packet load_packet(u64 at) {
+  pause_sometimes(32, 8000);
   const u64 a = __atomic_load_n((u64*)at, __ATOMIC_RELAXED);
   const u64 b = __atomic_load_n((u64*)(at + 8), __ATOMIC_RELAXED);
-  std::this_thread::yield();
   return {bits<float>((u32)a), (u32)(a >> 32), bits<float>((u32)b), (u32)(b >> 32)};
 }
 
@@ -76,8 +115,16 @@ inline uint4 load_shared_line(u64 at) {
   std::memcpy(&x, (void*)at, sizeof x);
   return x;
 }
-inline void store_line(u64 at, uint4 x) { std::memcpy((void*)at, &x, sizeof x); }
-inline void store_flag(u64 at, u32 x) { __atomic_store_n((u32*)at, x, __ATOMIC_RELEASE); }
+inline void store_late(Stores::Store x) {
+  stores.under_way.push_back(x);
+  if (chance() % 16 == 0) stores.arrive(chance, false);
+}
+inline void store_line(u64 at, uint4 x) { store_late({at, {x.x, x.y, x.z, x.w}, 4}); }
+inline void store_half_line(u64 at, u32 x, u32 y) { store_late({at, {x, y}, 2}); }
+inline void store_flag(u64 at, u32 x) {
+  release();
+  __atomic_store_n((u32*)at, x, __ATOMIC_RELEASE);
+}
 inline u32 load_flag(u64 at) {
   std::this_thread::yield();
   return __atomic_load_n((u32*)at, __ATOMIC_ACQUIRE);

@@ -1,10 +1,12 @@
 // Ranks that join partial sums by join.cu: a thread of the CPU for each thread of each block of each
-// rank, and several calls in a row. usage: ranks CALLS [DIES]: before call DIES rank 1 stops.
-// Prints "wrong calls_with_NaN words_of_the_host"; numbers that are there must be right.
+// rank, and several calls in a row, by kernels that a call draws. usage: ranks CALLS [DIES]: before call
+// DIES rank 1 stops. Counters begin a few calls before they overflow; of a launch a few blocks run at a
+// time. Prints "wrong calls_with_NaN words_of_the_host"; numbers that are there must be right.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <semaphore>
 #include <vector>
 
 #include "join.cu"
@@ -12,28 +14,39 @@
 constexpr u32 CAPACITY = 2048, BLOCKS = 8, MOST = 1 << 15;
 constexpr u64 FLAGS = 2ull * RANKS * CAPACITY * sizeof(Packet), SUMS = FLAGS + 2ull * RANKS * BLOCKS * 4,
               RESULTS = SUMS + MOST * 4, SIZE = RESULTS + MOST * 4;
+constexpr u32 BEGIN = 0xfffffff0u, LAST = 0xfffffffeu, CANARY = 0x5ca1ab1e;
 
+// Blocks start in their order, `resident` of them at a time.
 template <class Kernel>
-void launch(u32 blocks, Kernel kernel) {
-  std::vector<std::unique_ptr<Block>> made;
-  std::vector<std::thread> threads;
+void launch(u32 blocks, u32 resident, u32 seed, Kernel kernel) {
+  std::counting_semaphore<> room(resident);
+  std::vector<std::thread> running;
   for (u32 b = 0; b < blocks; ++b) {
-    made.push_back(std::make_unique<Block>(THREADS));
-    for (u32 t = 0; t < THREADS; ++t)
-      threads.emplace_back([=, at = made.back().get()] {
-        blockIdx.x = b, threadIdx.x = t, gridDim.x = blocks, block = at;
-        kernel();
-      });
+    room.acquire();
+    running.emplace_back([&, b] {
+      Block made(THREADS);
+      std::vector<std::thread> threads;
+      for (u32 t = 0; t < THREADS; ++t)
+        threads.emplace_back([&, t] {
+          blockIdx.x = b, threadIdx.x = t, gridDim.x = blocks, block = &made;
+          chance.seed(seed * 4096 + b * THREADS + t);
+          pause_sometimes(8, 500);
+          kernel();
+          release();
+        });
+      for (auto& thread : threads) thread.join();
+      room.release();
+    });
   }
-  for (auto& thread : threads) thread.join();
+  for (auto& block : running) block.join();
 }
 
 // A call's shape and every rank's numbers: functions of the call.
 struct Call {
   explicit Call(int number) {
     std::mt19937 draw(number);
-    few = draw() % 2, columns = LINE * (1 + draw() % 4);
-    rows = 1 + draw() % (few ? 12 : 150), blocks = 1 + draw() % 3;
+    way = draw() % 3, columns = LINE * (1 + draw() % 4);
+    rows = 1 + draw() % (way == 0 ? 12 : 150), blocks = 1 + draw() % 3;
     for (auto& of : sums) {
       of.resize(rows * columns);
       for (float& x : of) x = (float)(int)(draw() % 200001 - 100000) * (float)(1 << draw() % 14) * 1e-4f;
@@ -43,8 +56,7 @@ struct Call {
   static Out rounded_bias(u32 i) {
     return KIND == 0 ? (Out)(i * 0.37f) : (Out)(0x3f80 + i);
   }
-  bool few;
-  u32 columns, rows, blocks;
+  u32 way, columns, rows, blocks;
   std::vector<float> sums[RANKS];
   std::vector<Out> bias;
 };
@@ -68,26 +80,34 @@ int main(int count, char** words) {
   Counters counters[RANKS] = {};
   u32 host[RANKS] = {};
   std::atomic<int> wrong{0}, missing_calls{0};
-  for (int r = 0; r < RANKS; ++r) memory[r].resize(SIZE / 16), bases[r] = (u64)memory[r].data();
+  for (int r = 0; r < RANKS; ++r) {
+    memory[r].resize(SIZE / 16), bases[r] = (u64)memory[r].data();
+    counters[r].packets = LAST, counters[r].shares = BEGIN;
+    for (u64 at = FLAGS; at < SUMS; at += 4) std::memcpy((void*)(bases[r] + at), &BEGIN, 4);
+  }
 
   auto rank = [&](u32 index) {
     std::mt19937 pause(index);
     for (int number = 0; number < calls && !(index == 1 && number == dies); ++number) {
       const Call call(number);
       const u32 n = call.rows * call.columns, share = (n + RANKS * LINE - 1) / (RANKS * LINE) * LINE;
-      std::vector<uint4> in(n / 4), out(n * sizeof(Out) / 16);  // lines are aligned
+      std::vector<uint4> in(n / 4), out(n * sizeof(Out) / 16 + 1);  // lines are aligned
+      out.back().x = CANARY;
       std::memcpy(in.data(), call.sums[index].data(), n * 4);
       if (pause() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pause() % 2000));
       Out* y = (Out*)out.data();
-      launch(call.blocks, [&, host_word = (u64)&host[index], own = &counters[index]] {
-        if (call.few)
+      const u32 resident = 1 + pause() % call.blocks, seed = number * RANKS + index;
+      launch(call.blocks, resident, seed, [&, host_word = (u64)&host[index], own = &counters[index]] {
+        const auto many = call.way == 1 ? join_shares : join_stream;
+        if (call.way == 0)
           join_packets((const float2*)in.data(), call.bias.data(), y, n / 2, call.columns, index, bases,
                        own, host_word, patience, 0, CAPACITY);
         else
-          join_shares((const float*)in.data(), call.bias.data(), y, n, call.columns, share, index, bases,
-                      own, host_word, patience, FLAGS, SUMS, RESULTS, BLOCKS);
+          many((const float*)in.data(), call.bias.data(), y, n, call.columns, share, index, bases, own,
+               host_word, patience, FLAGS, SUMS, RESULTS, BLOCKS);
       });
       bool absent = false;
+      wrong += out.back().x != CANARY;
       for (u32 i = 0; i < n; ++i) {
         const Out want = expected(call, i);
         const bool nan = widen(y[i]) != widen(y[i]);

@@ -39,6 +39,10 @@ DEVICE void store_line(u64 at, uint4 x) {
                : "memory");
 }
 
+DEVICE void store_half_line(u64 at, u32 x, u32 y) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(x), "r"(y) : "memory");
+}
+
 // A flag that tells another GPU of everything that this thread saw before, its block's stores in
 // front of a barrier too.
 DEVICE void store_flag(u64 at, u32 value) {
@@ -74,12 +78,6 @@ DEVICE u64 nanoseconds() {
 }
 
 // ---- 16-bit numbers -----------------------------------------------------------------------------
-
-DEVICE float widen_fp16(u16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
 
 DEVICE u32 round_pair_bf16(float low, float high) {
   u32 y;

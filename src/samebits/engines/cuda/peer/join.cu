@@ -1,5 +1,5 @@
 // Partial sums of ranks on GPUs that see each other's memory: moved by stores over NVLink, folded
-// pairwise in the order of ranks, bias and one rounding last. Two kernels, one result:
+// pairwise in the order of ranks, bias and one rounding last. Three kernels, one result:
 //
 // join_packets   few numbers. Every rank stores its partial sums into the memory of all others, each
 //                number with a mark; a thread waits for the marks of its own numbers and folds. One
@@ -7,11 +7,14 @@
 // join_shares    many numbers. Every rank folds a share of them: partial sums go to the rank whose
 //                share they are in, rounded results come back to all. A block of one rank works with
 //                the block of the same index on the others and tells it of each step by a flag.
+// join_stream    the same work, in another order: while a step's partial sums travel, those of the
+//                step before are folded, and results of the one before that are taken in.
 //
 // Numbers are told apart from those of earlier calls by counters that the kernels keep themselves, so
 // a captured graph can be replayed. A rank is never more than one call ahead: it ends a call with
 // numbers that every other rank sent in it. So packets have two places by turns, and the memory of
-// shares one: whoever sends into it has its receiver's results of the call before.
+// shares one: whoever sends sums into it has its receiver's results of the call before, which were
+// folded after the sums there had been read; and results it sends after a flag of this call.
 //
 // A rank that does not answer for `patience` nanoseconds ends the waiting, for good: results that are
 // missing are NaN, here and in all later calls, and a word in the host's memory says so.
@@ -20,8 +23,11 @@
 #ifndef THREADS
 #define THREADS 512
 #endif
-constexpr int LINE = 8;              // results of a thread: 16 bytes in 16 bits
-constexpr int UNROLL = 4;            // lines of a thread in a step
+#ifndef UNROLL
+#define UNROLL 4
+#endif
+constexpr int LINE = 8;              // numbers of a thread; UNROLL lines of each thread are a step
+constexpr int LOT = 4;               // numbers that are folded by a thread at a time: 16 bytes of fp32
 constexpr u32 STEP = THREADS * LINE * UNROLL;
 
 // What a rank keeps for itself, in words.
@@ -106,6 +112,9 @@ DEVICE void leave(u32* done, u32* counter, u32 value) {
 
 // ---- few ----------------------------------------------------------------------------------------
 
+// After 2^32 calls marks begin anew, without 0: places that no packet has reached yet hold it.
+DEVICE u32 next_mark(u32 mark) { return mark == 0xffffffffu ? 2 : mark + 1; }
+
 // pairs: of numbers; columns: of a row; place: where packets lie in every rank's memory, and
 // `capacity` packets a sender.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -114,7 +123,7 @@ join_packets(const float2* partial, const Out* bias, Out* out, u32 pairs, u32 co
   await_predecessor();
   admit_successor();
   const Way way{bases, counters, host, patience};
-  const u32 mark = load_now(&counters->packets) + 1;
+  const u32 mark = next_mark(load_now(&counters->packets));
   const u32 first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
   const u64 turn = place + (u64)(mark & 1) * RANKS * capacity * sizeof(Packet);
   const bool alive = load_now(&counters->failed) == 0;
@@ -154,36 +163,6 @@ join_packets(const float2* partial, const Out* bias, Out* out, u32 pairs, u32 co
 
 // ---- many ---------------------------------------------------------------------------------------
 
-DEVICE void load_numbers(u64 at, float (&x)[LINE]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4 line = load_shared_line(at + half * 16);
-    x[half * 4 + 0] = __uint_as_float(line.x), x[half * 4 + 1] = __uint_as_float(line.y);
-    x[half * 4 + 2] = __uint_as_float(line.z), x[half * 4 + 3] = __uint_as_float(line.w);
-  }
-}
-
-// LINE results: one line of 16 bytes, or two of fp32.
-struct Results { uint4 line[LINE * sizeof(Out) / 16]; };
-
-DEVICE Results rounded(const float (&x)[LINE]) {
-  Results y;
-#if KIND == 0
-  for (int half = 0; half < 2; ++half)
-    y.line[half] = make_uint4(__float_as_uint(x[half * 4]), __float_as_uint(x[half * 4 + 1]),
-                              __float_as_uint(x[half * 4 + 2]), __float_as_uint(x[half * 4 + 3]));
-#else
-  y.line[0] = make_uint4(round_pair(x[0], x[1]), round_pair(x[2], x[3]), round_pair(x[4], x[5]),
-                         round_pair(x[6], x[7]));
-#endif
-  return y;
-}
-
-DEVICE void store_results(u64 at, const Results& y) {
-#pragma unroll
-  for (int i = 0; i < (int)(sizeof(Results) / 16); ++i) store_line(at + i * 16, y.line[i]);
-}
-
 // Moves numbers of a step as they are: all loads of a thread, then all its stores. Neighbouring
 // threads move neighbouring 16 bytes, since NVLink carries half a sector at the price of a whole one.
 // from, to: addresses of number k of the share; first: the number at which a line of the block begins.
@@ -204,6 +183,124 @@ DEVICE void move(First first, From from, To to, Inside inside) {
       if (inside(place(line, i))) store_line(to(place(line, i)), word[line][i]);
 }
 
+// LOT results: 8 bytes of 16-bit numbers, or 16 of fp32.
+struct Results { u32 word[LOT * sizeof(Out) / 4]; };
+
+DEVICE Results rounded(const float (&x)[LOT]) {
+#if KIND == 0
+  return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+#else
+  return {round_pair(x[0], x[1]), round_pair(x[2], x[3])};
+#endif
+}
+
+DEVICE void store_results(u64 at, const Results& y) {
+#if KIND == 0
+  store_line(at, make_uint4(y.word[0], y.word[1], y.word[2], y.word[3]));
+#else
+  store_half_line(at, y.word[0], y.word[1]);
+#endif
+}
+
+// What a block does with its part of the shares, in steps. count: of numbers, a multiple of LINE;
+// share: of a rank, a multiple of LINE; sums, results: where they lie in every rank's memory.
+struct Shares {
+  const Way& way;
+  const float* partial;
+  const Out* bias;
+  Out* out;
+  u32 count, columns, share, index;
+  u64 sums, results;
+
+  // Number of a share at which a line of this block begins.
+  DEVICE u32 row(u32 step, int line) const {
+    return ((step * UNROLL + line) * gridDim.x + blockIdx.x) * THREADS * LINE;
+  }
+  DEVICE bool inside(u32 rank, u32 k) const { return k < share && rank * share + k < count; }
+  DEVICE u32 steps() const { return (share + STEP * gridDim.x - 1) / (STEP * gridDim.x); }
+
+  // Partial sums of a step, to the ranks whose shares they are in.
+  DEVICE void push(u32 step) const {
+#pragma unroll
+    for (u32 other = 1; other < RANKS; ++other) {
+      const u32 rank = (index + other) % RANKS;
+      move<float>([&](int line) { return row(step, line); },
+                  [&](u32 k) { return (u64)(partial + (u64)rank * share + k); },
+                  [&](u32 k) { return way.bases[rank] + sums + ((u64)index * share + k) * 4; },
+                  [&](u32 k) { return inside(rank, k); });
+    }
+  }
+
+  // Everything that a step of this rank's own share needs is there: results, to all ranks.
+  DEVICE void fold_step(u32 step) const {
+    constexpr int LOTS = UNROLL * LINE / LOT, ABREAST = RANKS >= 16 / LOTS ? 16 / RANKS : LOTS;
+    const u64 own = way.bases[index] + sums;
+#pragma unroll
+    for (int first = 0; first < LOTS; first += ABREAST) {
+      uint4 part[ABREAST][RANKS];
+      auto place = [&](int i) {
+        const int lot = first + i;
+        return row(step, lot / (LINE / LOT)) + (lot % (LINE / LOT) * THREADS + threadIdx.x) * LOT;
+      };
+#pragma unroll
+      for (int i = 0; i < ABREAST; ++i) {
+        const u32 k = place(i);
+        if (!inside(index, k)) continue;
+#pragma unroll
+        for (u32 rank = 0; rank < RANKS; ++rank)
+          part[i][rank] = load_shared_line(rank == index ? (u64)(partial + (u64)index * share + k)
+                                                         : own + ((u64)rank * share + k) * 4);
+      }
+#pragma unroll
+      for (int i = 0; i < ABREAST; ++i)
+        if (inside(index, place(i))) store_everywhere((u64)index * share + place(i), part[i]);
+    }
+  }
+
+  DEVICE void store_everywhere(u64 number, const uint4 (&part)[RANKS]) const {
+    const u32 column = number % columns;
+    float of_ranks[LOT][RANKS], y[LOT];
+#pragma unroll
+    for (u32 rank = 0; rank < RANKS; ++rank) {
+      of_ranks[0][rank] = __uint_as_float(part[rank].x), of_ranks[1][rank] = __uint_as_float(part[rank].y);
+      of_ranks[2][rank] = __uint_as_float(part[rank].z), of_ranks[3][rank] = __uint_as_float(part[rank].w);
+    }
+#pragma unroll
+    for (int i = 0; i < LOT; ++i) y[i] = biased(fold<0, RANKS>(of_ranks[i]), bias, column + i);
+    const Results done = rounded(y);
+    store_results((u64)(out + number), done);
+#pragma unroll
+    for (u32 other = 1; other < RANKS; ++other)
+      store_results(way.bases[(index + other) % RANKS] + results + number * sizeof(Out), done);
+  }
+
+  // The other ranks' results of a step are there.
+  DEVICE void take(u32 step) const {
+#pragma unroll
+    for (u32 other = 1; other < RANKS; ++other) {
+      const u32 rank = (index + other) % RANKS;
+      auto place = [&](u32 k) { return ((u64)rank * share + k) * sizeof(Out); };
+      move<Out>([&](int line) { return row(step, line); },
+                [&](u32 k) { return way.bases[index] + results + place(k); },
+                [&](u32 k) { return (u64)out + place(k); }, [&](u32 k) { return inside(rank, k); });
+    }
+  }
+
+  // What this block had to give will not be there.
+  DEVICE void give_up() const {
+    float y[LOT];
+    for (int i = 0; i < LOT; ++i) y[i] = missing();
+    const Results none = rounded(y);
+    for (u32 rank = 0; rank < RANKS; ++rank)
+      for (u32 step = 0; step < steps(); ++step)
+        for (int line = 0; line < UNROLL; ++line)
+          for (int lot = 0; lot < LINE / LOT; ++lot) {
+            const u32 k = row(step, line) + (lot * THREADS + threadIdx.x) * LOT;
+            if (inside(rank, k)) store_results((u64)(out + (u64)rank * share + k), none);
+          }
+  }
+};
+
 // Tells all other ranks that this block has done a step: everything it stored before can be read.
 DEVICE void tell(const Way& way, u32 index, u64 flag, u32 value) {
   __syncthreads();
@@ -220,8 +317,7 @@ DEVICE bool told(const Way& way, u32 index, u64 flags, u32 blocks, u32 value) {
   return __syncthreads_and(good);
 }
 
-// count: of numbers, a multiple of LINE; share: of a rank, a multiple of LINE; flags, sums, results:
-// where they lie in every rank's memory; blocks: flags of a rank, at least the grid's.
+// flags: where they lie in every rank's memory; blocks: flags of a rank, at least the grid's.
 extern "C" __global__ void __launch_bounds__(THREADS)
 join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 columns, u32 share,
             u32 index, const u64* bases, Counters* counters, u64 host, u64 patience, u64 flags,
@@ -229,88 +325,52 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   await_predecessor();
   admit_successor();
   const Way way{bases, counters, host, patience};
-  const u32 base = load_now(&counters->shares);
-  const u32 steps = (share + STEP * gridDim.x - 1) / (STEP * gridDim.x);
+  const Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
+  const u32 base = load_now(&counters->shares), steps = work.steps();
   const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
   const u64 second = (u64)RANKS * blocks * 4;  // flags of results lie behind those of sums
   bool good = load_now(&counters->failed) == 0;
 
-  // Number of a share at which a line of this block, and this thread in it, begins.
-  auto row = [&](u32 step, int line) {
-    return ((step * UNROLL + line) * gridDim.x + blockIdx.x) * THREADS * LINE;
-  };
-  auto at = [&](u32 step, int line) { return row(step, line) + threadIdx.x * LINE; };
-  auto inside = [&](u32 rank, u32 k) { return k < share && rank * share + k < count; };
-
   for (u32 step = 0; step < steps && good; ++step) {
-#pragma unroll
-    for (u32 other = 1; other < RANKS; ++other) {
-      const u32 rank = (index + other) % RANKS;
-      move<float>([&](int line) { return row(step, line); },
-                  [&](u32 k) { return (u64)(partial + (u64)rank * share + k); },
-                  [&](u32 k) { return bases[rank] + sums + ((u64)index * share + k) * 4; },
-                  [&](u32 k) { return inside(rank, k); });
-    }
+    work.push(step);
     tell(way, index, own_flag, base + step + 1);
   }
-
-  const u64 own = bases[index] + sums;
   for (u32 step = 0; step < steps && good; ++step) {
     good = told(way, index, flags, blocks, base + step + 1);
     if (!good) break;
-#pragma unroll
-    for (int line = 0; line < UNROLL; ++line) {
-      const u32 k = at(step, line);
-      if (!inside(index, k)) continue;
-      const u64 place = (u64)index * share + k;
-      float part[RANKS][LINE], y[LINE];
-#pragma unroll
-      for (u32 rank = 0; rank < RANKS; ++rank)
-        load_numbers(rank == index ? (u64)(partial + place) : own + ((u64)rank * share + k) * 4,
-                     part[rank]);
-      const u32 column = place % columns;
-#pragma unroll
-      for (int i = 0; i < LINE; ++i) {
-        float of_ranks[RANKS];
-#pragma unroll
-        for (u32 rank = 0; rank < RANKS; ++rank) of_ranks[rank] = part[rank][i];
-        y[i] = biased(fold<0, RANKS>(of_ranks), bias, column + i);
-      }
-      const Results done = rounded(y);
-      store_results((u64)(out + place), done);
-#pragma unroll
-      for (u32 other = 1; other < RANKS; ++other) {
-        const u32 rank = (index + other) % RANKS;
-        store_results(bases[rank] + results + place * sizeof(Out), done);
-      }
-    }
+    work.fold_step(step);
     tell(way, index, own_flag + second, base + step + 1);
   }
-
   for (u32 step = 0; step < steps && good; ++step) {
     good = told(way, index, flags + second, blocks, base + step + 1);
-    if (!good) break;
-#pragma unroll
-    for (u32 other = 1; other < RANKS; ++other) {
-      const u32 rank = (index + other) % RANKS;
-      auto place = [&](u32 k) { return ((u64)rank * share + k) * sizeof(Out); };
-      move<Out>([&](int line) { return row(step, line); },
-                [&](u32 k) { return bases[index] + results + place(k); },
-                [&](u32 k) { return (u64)out + place(k); },
-                [&](u32 k) { return inside(rank, k); });
-    }
+    if (good) work.take(step);
   }
-
-  if (!good) {  // what this block had to give is not there
-    float y[LINE];
-    for (int i = 0; i < LINE; ++i) y[i] = missing();
-    const Results none = rounded(y);
-    for (u32 step = 0; step < steps; ++step)
-      for (u32 rank = 0; rank < RANKS; ++rank)
-        for (int line = 0; line < UNROLL; ++line) {
-          const u32 k = at(step, line);
-          if (inside(rank, k)) store_results((u64)(out + (u64)rank * share + k), none);
-        }
-  }
+  if (!good) work.give_up();
   leave(&counters->done_shares, &counters->shares, base + steps);
+}
+
+// Turn t pushes step t, folds step t - 1 and takes in step t - 2. One flag a turn says all of it: who
+// has ended turn t has pushed steps to t, and sent the results of steps to t - 1.
+extern "C" __global__ void __launch_bounds__(THREADS)
+join_stream(const float* partial, const Out* bias, Out* out, u32 count, u32 columns, u32 share,
+            u32 index, const u64* bases, Counters* counters, u64 host, u64 patience, u64 flags,
+            u64 sums, u64 results, u32 blocks) {
+  await_predecessor();
+  admit_successor();
+  const Way way{bases, counters, host, patience};
+  const Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
+  const u32 base = load_now(&counters->shares), steps = work.steps();
+  const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
+  bool good = load_now(&counters->failed) == 0;
+
+  for (u32 turn = 0; turn < steps + 2 && good; ++turn) {
+    if (turn < steps) work.push(turn);
+    if (turn > 0) good = told(way, index, flags, blocks, base + turn);
+    if (!good) break;
+    if (turn > 0 && turn <= steps) work.fold_step(turn - 1);
+    if (turn <= steps) tell(way, index, own_flag, base + turn + 1);
+    if (turn > 1) work.take(turn - 2);
+  }
+  if (!good) work.give_up();
+  leave(&counters->done_shares, &counters->shares, base + steps + 1);
 }

@@ -23,10 +23,35 @@ RANKS = (2, 4, 8)
 _THREADS, _LINE, _PACKET = 512, 8, 16
 #: Numbers that one launch takes: beyond, rows go in several.
 MOST = 1 << 25
-#: Numbers that packets can carry, and up to how many they are the faster way.
+#: Numbers that packets can carry, and up to how many sent they are the faster way.
 MOST_PACKETS, FEW = 1 << 19, 1 << 17
-#: Blocks: as many as packets have work for, and what saturates NVLink; all run at a time.
-_MOST_BLOCKS = BLOCKS = 128
+#: Most blocks of a launch that talk to blocks of the other ranks.
+_MOST_BLOCKS = 256
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How numbers travel: a matter of speed alone.
+
+    Attributes:
+        kernel: "packets", "shares" or "stream", as in join.cu.
+        blocks: most of a launch: what saturates NVLink; all run at a time.
+        unroll: lines of a thread in a step (not of packets).
+    """
+
+    kernel: str
+    blocks: int = 128
+    unroll: int = 4
+
+
+PACKETS, SHARES, STREAM = Schedule("packets"), Schedule("shares"), Schedule("stream", unroll=2)
+#: What many numbers go by, until the other has been timed on a chip.
+MANY = SHARES
+
+
+def schedule_for(count: int, ranks: int) -> Schedule:
+    """The schedule of `count` numbers: packets where all that a rank sends is few."""
+    return PACKETS if count * (ranks - 1) <= FEW else MANY
 
 
 @dataclass(frozen=True)
@@ -110,9 +135,7 @@ class Peers:
         partial: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        *,
-        packets: bool | None = None,
-        blocks: int = BLOCKS,
+        schedule: Schedule | None = None,
     ) -> torch.Tensor:
         """The sum of all ranks' `partial`, folded pairwise, plus `bias`, rounded into `out`.
 
@@ -120,8 +143,8 @@ class Peers:
             partial: [M, N] fp32 that `takes` accepts.
             bias: [N] of the dtype of `out`, contiguous; or None.
             out: [M, N] bf16, fp16 or fp32, contiguous, 16-byte aligned.
-            packets: which kernel, a matter of speed alone; None: by the number of numbers.
-            blocks: of the kernel for many numbers.
+            schedule: the same on all ranks; None: by the number of numbers. Packets carry
+                `MOST_PACKETS`: more go by `MANY`.
 
         Raises:
             RankError: a rank did not answer in an earlier call.
@@ -131,7 +154,7 @@ class Peers:
         step = MOST // columns
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            self._join(partial[part], bias, out[part], packets, blocks)
+            self._join(partial[part], bias, out[part], schedule)
         return out
 
     def _join(
@@ -139,25 +162,25 @@ class Peers:
         partial: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        packets: bool | None,
-        blocks: int,
+        schedule: Schedule | None,
     ) -> None:
         count, columns = partial.numel(), partial.shape[1]
-        kernels, layout = _kernels(self.size, out.dtype), self.layout
+        chosen = schedule or schedule_for(count, self.size)
+        if chosen.kernel == "packets" and count > MOST_PACKETS:
+            chosen = MANY
+        kernel, layout = _kernel(self.size, out.dtype, chosen), self.layout
         patience = int(self.patience * 1e9)
-        if packets is None:
-            packets = count <= FEW
-        if packets and count <= MOST_PACKETS:
+        if chosen.kernel == "packets":
             pairs = count // 2
-            kernels[0](
-                (min(-(-pairs // _THREADS), _MOST_BLOCKS),),
+            kernel(
+                (min(-(-pairs // _THREADS), chosen.blocks),),
                 partial, bias, out, pairs, columns, self.index, self._bases, self._counters,
                 self._host, patience, 0, layout.capacity,
             )  # fmt: skip
             return
         share = -(-count // (self.size * _LINE)) * _LINE
-        kernels[1](
-            (min(blocks, _MOST_BLOCKS, -(-share // (_THREADS * _LINE))),),
+        kernel(
+            (min(chosen.blocks, _MOST_BLOCKS, -(-share // (_THREADS * _LINE))),),
             partial, bias, out, count, columns, share, self.index, self._bases, self._counters,
             self._host, patience, layout.flags, layout.sums, layout.results, _MOST_BLOCKS,
         )  # fmt: skip
@@ -173,16 +196,20 @@ def allocate(ranks: int) -> SharedMemory:
 
 
 @functools.cache
-def _kernels(ranks: int, dtype: torch.dtype) -> tuple[Any, Any]:
-    """`join_packets` and `join_shares` for a number of ranks and a dtype of results."""
-    values = {"RANKS": ranks, "KIND": _KINDS[dtype], "THREADS": _THREADS}
+def _kernel(ranks: int, dtype: torch.dtype, schedule: Schedule) -> Any:
+    """The kernel of a schedule, for a number of ranks and a dtype of results."""
+    cubin = functools.partial(compiled, ranks, dtype, schedule.unroll)
+    slots = [WORD] * (12 if schedule.kernel == "packets" else 15)
+    return launcher(f"join_{schedule.kernel}", cubin, slots, threads=_THREADS, pdl=True)
 
-    @functools.cache
-    def cubin() -> bytes:
-        headers = tuple(sorted(_HERE.glob("*.cuh")))
-        return nvrtc.compile_source(_HERE / "join.cu", "sm_90a", values, headers)
 
-    return (
-        launcher("join_packets", cubin, [WORD] * 12, threads=_THREADS, pdl=True),
-        launcher("join_shares", cubin, [WORD] * 15, threads=_THREADS, pdl=True),
-    )
+@functools.cache
+def compiled(ranks: int, dtype: torch.dtype, unroll: int) -> bytes:
+    """The cubin of join.cu.
+
+    Raises:
+        DeviceError: there is no compiler, or it refuses the source.
+    """
+    values = {"RANKS": ranks, "KIND": _KINDS[dtype], "THREADS": _THREADS, "UNROLL": unroll}
+    headers = tuple(sorted(_HERE.glob("*.cuh")))
+    return nvrtc.compile_source(_HERE / "join.cu", "sm_90a", values, headers)
