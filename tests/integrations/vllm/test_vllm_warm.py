@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +66,7 @@ def test_each_kind_of_product_is_made_once_with_every_number_of_rows() -> None:
     assert compile_ahead(warm.products(model, LIMITS), 1) == []
     assert column.rows == row.rows == warm.rows(600)
     assert parallel.rows == []  # ranks would wait for each other
-    assert head.rows == warm.rows(9)
+    assert head.rows == warm.rows(600)  # vLLM takes 1,024 rows of a prompt at a time
 
 
 def test_mixtures_of_one_rank_are_made() -> None:
@@ -77,10 +81,78 @@ def test_mixtures_of_one_rank_are_made() -> None:
     assert list(warm.experts(layer, few)) == []
 
 
-def test_draws_with_all_filters_are_made() -> None:
-    calls = list(warm.draws(50, LIMITS, CPU))
-    assert len(calls) == 3 * (8 + 1)
+def test_routers_are_called_with_every_number_of_rows() -> None:
+    class Router:
+        top_k, renormalize, scoring_func = 2, True, "softmax"
+
+    layer = torch.nn.Module()
+    layer.router = Router()
+    layer.routed_experts = SimpleNamespace(
+        w13_weight=torch.ones(4, 32, 16), global_num_experts=4,
+        moe_config=SimpleNamespace(router_logits_dtype=None),
+    )  # fmt: skip
+    calls = list(warm.experts(layer, warm.Limits(tokens=32, requests=4, keys=64)))
+    assert len(calls) == len(warm.rows(32))
     assert compile_ahead(calls, 1) == []
+
+
+def test_norms_gates_and_rotary_embedding_are_called_as_their_layers_call_them() -> None:
+    made: list[tuple[str, tuple[int, ...]]] = []
+
+    class RMSNorm(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = torch.ones(width)
+
+        def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+            made.append(("norm" if residual is None else "both", x.shape))
+
+    block = torch.nn.Module()
+    block.norm, block.head_norm = RMSNorm(8), RMSNorm(2)  # norms of heads run with the embedding
+    block.gate_up_proj = Linear(Recorder(), 12, 8)
+    block.act_fn = torch.nn.Identity()
+    block.act_fn.register_forward_hook(lambda _, x, y: made.append(("gate", x[0].shape)))
+    block.qkv_proj, block.q_size, block.kv_size = Linear(Recorder(), 8, 8), 4, 2
+    block.rotary_emb = lambda positions, q, k: made.append(("turned", (*q.shape, k.shape[1])))
+    block.q_norm = block.k_norm = block.head_dim = None
+    few = warm.Limits(tokens=3, requests=1, keys=64)
+    assert (
+        compile_ahead(warm.elements(torch.nn.ModuleList((block, block)), few, torch.empty(0, 8)), 1)
+        == []
+    )
+    counts = warm.rows(3)
+    assert sorted(made) == sorted(
+        call for n in counts
+        for call in (("norm", (n, 8)), ("both", (n, 8)), ("gate", (n, 12)), ("turned", (n, 4, 2)))
+    )  # fmt: skip
+
+
+def test_draws_with_all_filters_are_made() -> None:
+    calls = list(warm.draws(torch.empty(0, 50), LIMITS))
+    assert len(calls) == len(warm.rows(9)) * (8 + 1)
+    assert compile_ahead(calls, 1) == []
+
+
+def test_drafts_are_drawn_too() -> None:
+    assert warm.Limits(tokens=8, requests=2, keys=64).rows == 2
+    assert warm.Limits(tokens=8, requests=2, keys=64, drawn=6).rows == 6
+
+
+def test_steps_stay_within_the_limits() -> None:
+    found = set(warm.steps(LIMITS))
+    assert all(len(step) <= 9 and sum(new for new, _ in step) <= 600 for step in found)
+    assert all(1 <= new <= keys <= 2048 for step in found for new, keys in step)
+    assert {((1, 2048),) * 8, ((500, 500),), ((1, 300),) * 5 + ((200, 200),)} <= found
+
+
+def test_requests_need_no_kernel_that_was_not_warmed_up() -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("warm_kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
 
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
@@ -100,5 +172,7 @@ def test_steps_of_all_kinds_are_made(window: int | None) -> None:
 
     assert model.reasons(Layer()) == []
     calls = list(warm.attention(torch.nn.ModuleList((Layer(), Layer())), LIMITS, CPU))
-    assert len(calls) == 8  # of 13: 2 have too many tokens, 1 too many requests, 2 too many keys
-    assert compile_ahead(calls, 1) == []
+    stored = len(warm.rows(LIMITS.tokens))
+    assert len(calls) == len(list(warm.steps(LIMITS))) + stored  # a kind of attention once
+    few = [*calls[::40], *calls[-stored:]]
+    assert compile_ahead(few, 1) == []

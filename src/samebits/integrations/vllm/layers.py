@@ -252,15 +252,28 @@ def _normed_attention(original: Callable[..., Any]) -> Callable[..., Any]:
             return result
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], -1)
-        q, k = opaque.rotary_qk(
-            q, k, rope._match_cos_sin_cache_dtype(q), positions, self.head_dim,
-            norms[0].weight, norms[1].weight, norms[0].variance_epsilon,
-        )  # fmt: skip
+        q, k = heads_ready(self, positions, q, k)
         output: Tensor = self.o_proj(self.attn(q, k, v))[0]
         return output
 
     forward.samebits = True  # type: ignore[attr-defined]
     return forward
+
+
+def heads_ready(attention: Any, positions: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys [T, heads * D] of an attention module that `fuse` knows: normed, turned."""
+    rope, q_norm, k_norm = attention.rotary_emb, attention.q_norm, attention.k_norm
+    return opaque.rotary_qk(
+        q, k, rope._match_cos_sin_cache_dtype(q), positions, attention.head_dim,
+        q_norm.weight, k_norm.weight, q_norm.variance_epsilon,
+    )  # fmt: skip
+
+
+def fused(attention: Any) -> bool:
+    """Whether a module's norms and rotary embedding run in one launch."""
+    return hasattr(type(attention).forward, "samebits") and _usual(
+        attention.rotary_emb, attention.head_dim, attention.q_norm, attention.k_norm
+    )
 
 
 def _usual(rope: Any, head: int, *norms: Any) -> bool:

@@ -48,7 +48,7 @@ def install(patches: Patches, ranks: int) -> None:
     ):
         if find_spec(f"{_PACKAGE}.router.{module}") is not None:
             router = getattr(import_module(f"{_PACKAGE}.router.{module}"), name)
-            patches.set(router, "_compute_routing", _route)
+            patches.set(router, "_compute_routing", route)
     gate = import_module(f"{_PACKAGE}.router.gate_linear").GateLinear
     patches.set(gate, "forward", _gate)
     if ranks > 1:
@@ -131,7 +131,7 @@ def _experts(
     )
 
 
-def _route(
+def route(
     self: Any,
     hidden_states: Tensor,
     router_logits: Tensor,
@@ -139,6 +139,7 @@ def _route(
     *,
     input_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """vLLM's ``_compute_routing`` of a router: each token's experts, and their weights."""
     bias, scoring = getattr(self, "e_score_correction_bias", None), self.scoring_func
     special = (
         getattr(self, "use_grouped_topk", False)

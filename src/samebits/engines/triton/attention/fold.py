@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from samebits.engines.triton import path
-from samebits.engines.triton.attention.keys import COUNTS, key_range, sequence
+from samebits.engines.triton.attention.keys import COUNTS, LISTS, key_range, sequence
 from samebits.engines.triton.attention.softmax import (
     fold_sink,
     larger,
@@ -120,7 +120,7 @@ def _opened(
     return total
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def fold_kernel(
     partial, stats, out, lse, seals, ticket, cu_q, cu_k, kv_lens, starts, sinks, v_scale, q_start,
     q_len, kv_len, q_heads, longest, leaves, window, leaf_keys, sob, soh, sot, slb, slh, slt,

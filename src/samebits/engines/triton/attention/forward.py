@@ -20,6 +20,7 @@ from samebits.engines.triton import path
 from samebits.engines.triton.attention.fold import store_leaf, store_result
 from samebits.engines.triton.attention.keys import (
     COUNTS,
+    LISTS,
     key_range,
     pages_of,
     seen_keys,
@@ -169,7 +170,7 @@ def _advance(
     return m, l, acc
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def attention_kernel(
     q, k, v, out, lse, partial, stats, seals, ticket, cu_q, cu_k, kv_lens, table, starts, mask,
     sinks, k_scale, v_scale, a, cap, masked_at, q_start, q_len, kv_len, batch, kv_heads, tiles,

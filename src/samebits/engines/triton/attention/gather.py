@@ -16,7 +16,7 @@ from samebits.engines.triton.launch import launch
 _KEYS = 64
 
 
-@triton.jit(do_not_specialize=["pages"])
+@triton.jit(do_not_specialize=["pages"], do_not_specialize_on_alignment=["table", "kv_lens"])
 def gather_kernel(
     k, v, table, kv_lens, k_out, v_out, offsets, pages, skb, skh, skt, svb, svh, svt, HEADS,
     PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -17,6 +17,8 @@ COUNTS = [
     "q_start", "q_len", "kv_len", "batch", "kv_heads", "q_heads", "tiles", "splits", "total",
     "longest", "leaves", "window", "leaf_keys", "table_stride", "slb", "slh", "slt",
 ]  # fmt: skip
+#: Parameters that are read number by number, wherever in memory a step's requests begin.
+LISTS = ["cu_q", "cu_k", "kv_lens", "table", "starts"]
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from samebits.engines.triton.attention.fold import store_leaf
 from samebits.engines.triton.attention.forward import exponents, weights_of
 from samebits.engines.triton.attention.keys import (
     COUNTS,
+    LISTS,
     key_range,
     pages_of,
     seen_keys,
@@ -49,7 +50,7 @@ def _place(
     return b, kv_head.to(tl.int64), own, q_first, k_first, lo, hi, valid, position, head, flat
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def scores_kernel(
     q, k, scores, tops, cu_q, cu_k, kv_lens, table, starts, k_scale, a, cap, q_start, kv_len,
     kv_heads, leaves, window, leaf_keys, table_stride, sqb, sqh, sqt, skb, skh, sks,
@@ -91,7 +92,7 @@ def scores_kernel(
     tl.store(tops + (row + start) // STEP, top, mask=valid)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def values_kernel(
     q, v, scores, tops, partial, stats, seals, cu_q, cu_k, kv_lens, table, starts, k_scale, a,
     q_start, kv_len, kv_heads, leaves, window, table_stride, svb, svh, svs,

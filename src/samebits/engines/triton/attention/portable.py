@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.engines.triton.attention.keys import COUNTS, sequence
+from samebits.engines.triton.attention.keys import COUNTS, LISTS, sequence
 from samebits.engines.triton.attention.softmax import (
     _LN2,
     _LOG2E,
@@ -113,7 +113,7 @@ def _fold(m, l, o, leaf_m, leaf_l, leaf_o):  # noqa: E741
     return top, l, o
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def portable_kernel(
     q, k, v, out, lse, cu_q, cu_k, kv_lens, table, starts, mask, edges, sinks, a, cap, masked_at,
     q_start, q_len, kv_len, batch, kv_heads, tiles, leaves, window, leaf_keys, table_stride,

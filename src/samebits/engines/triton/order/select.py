@@ -41,7 +41,7 @@ def load_key(x_row, at, n, divisor, LARGEST: tl.constexpr, DIVIDED: tl.constexpr
     return key if LARGEST else ~key
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def topk_kernel(
     x, values, indices, packed, n, k, stride,
     LARGEST: tl.constexpr, SORT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -148,7 +148,7 @@ def extreme_kernel(
     _store_best(best, place, valid, keys, places, row * tl.num_programs(1) + part)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def fold_kernel(keys, places, indices, chunks, BLOCK: tl.constexpr):
     """The best of a row's chunks."""
     row = tl.program_id(0).to(tl.int64)

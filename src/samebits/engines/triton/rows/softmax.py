@@ -205,14 +205,17 @@ def row_numbers(
 
 
 def _pairs(x: torch.Tensor, num_warps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maxima and the sums of all leaves, [M, leaves] each."""
+    """The maxima and the sums of all leaves, M * leaves each, and a few that nobody writes."""
     rows, n = x.shape
     width, leaves = width_of(n), leaves_of(n)
     if leaves > MOST_LEAVES:
         raise ShapeError(
             f"rows of {n} elements are longer than the {MOST_LEAVES * LEAF} of softmax"
         )
-    maxima, sums = torch.empty((2, rows, leaves), dtype=torch.float32, device=x.device)
+    # Both aligned, whatever M is: another alignment would be another compiled kernel.
+    maxima, sums = torch.empty(
+        (2, 4 * cdiv(rows * leaves, 4)), dtype=torch.float32, device=x.device
+    )
     pdl = overlaps(x, rows * leaves)
     launch(
         pair_kernel, (rows * leaves,), x, maxima, sums, n, x.stride(0), leaves,

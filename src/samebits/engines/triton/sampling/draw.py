@@ -79,7 +79,7 @@ def draw_kernel(
     tl.store(best + row * tl.num_programs(1) + part, tl.max(winner))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def finish_kernel(
     logits, temperature, top_k, tops, masses, best, tokens, scores, chunks, stride,
     TOP_K: tl.constexpr, LOGPROBS: tl.constexpr, BLOCK: tl.constexpr,
