@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from samebits import ops
+from samebits.engines.replay import Captured
 
 Tensor = torch.Tensor
 EXPERTS, TOP_K = 8, 2
@@ -236,11 +239,8 @@ def digests(r: Rank, name: str) -> Iterator[tuple[str, str]]:
 
 def captured(work: Callable[[], None]) -> Callable[[], None]:
     """The replay of a CUDA graph of `work`, which ran once before."""
-    graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
+    return Captured(lambda _: work(), 1, 1).graph.replay
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -248,25 +248,35 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def run(
-    index: int, size: int, folder: str, device: str, backend: str, sizes: Sizes, names: list[str]
-) -> None:
-    """One rank of a spawn: writes its digests to ``{size}-{index}.json``."""
+    index: int, counts: tuple[int, ...], folder: str, device: str, backend: str, sizes: Sizes,
+    names: list[str],
+) -> None:  # fmt: skip
+    """One process of a spawn: a rank of each number of ranks that has it, one after another.
+
+    Writes its digests to ``{ranks}-{index}.json``, and why where a case has none.
+    """
     torch.set_num_threads(1)
     place = torch.device(device)
     if device == "cuda":
         place = torch.device("cuda", index % torch.cuda.device_count())
         torch.cuda.set_device(place)
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/meet-{size}", rank=index, world_size=size,
+        backend, init_method=f"file://{folder}/meet", rank=index, world_size=max(counts),
         timeout=timedelta(seconds=120),
     )  # fmt: skip
-    found: dict[str, str] = {}
-    group = dist.group.WORLD
-    assert group is not None
-    with torch.no_grad():
-        for dtype in sizes.dtypes:
-            for name in names:
-                r = Rank(index, size, group, place, sizes, dtype, graphs=backend == "nccl")
-                found |= digests(r, name)
-    Path(folder, f"{size}-{index}.json").write_text(json.dumps(found))
+    groups = {size: dist.new_group(list(range(size))) for size in counts}
+    for size, group in groups.items():
+        if index >= size:
+            continue
+        found: dict[str, str] = {}
+        for dtype, name in product(sizes.dtypes, names):
+            start = time.monotonic()
+            rank = Rank(index, size, group, place, sizes, dtype, graphs=backend == "nccl")
+            try:
+                with torch.no_grad():
+                    found.update(digests(rank, name))
+            except Exception as error:
+                found[f"{name} {dtype}"] = f"no result: {error!r}"[:600]
+            print(f"rank {index} of {size}: {name} {dtype} {time.monotonic() - start:.1f} s")
+        Path(folder, f"{size}-{index}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -24,7 +24,7 @@ _THREADS, _LINE, _PACKET = 512, 8, 16
 #: Numbers that one launch takes: beyond, rows go in several.
 MOST = 1 << 25
 #: Numbers that packets can carry, and up to how many sent they are the faster way.
-MOST_PACKETS, FEW = 1 << 19, 1 << 17
+MOST_PACKETS, FEW = 1 << 19, 1 << 18
 #: Most blocks of a launch that talk to blocks of the other ranks.
 _MOST_BLOCKS = 256
 
