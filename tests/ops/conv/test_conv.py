@@ -133,16 +133,18 @@ def test_values_and_gradients_match_torch(
     if not transposed:
         w = torch.randn(6, 4 // groups, *[3, 2, 3][:dims])
     b = torch.randn(6)
-    ours, theirs = ([t.clone().requires_grad_() for t in (x, w, b)] for _ in range(2))
+    # Stock in fp64: its fp32 sum of a bias's gradient is the less accurate one.
+    ours, theirs = ([t.to(kind, copy=True).requires_grad_() for t in (x, w, b)]
+                    for kind in (torch.float32, torch.float64))  # fmt: skip
     y = (TRANSPOSE if transposed else FORWARD)[dims](*ours, **options)
     z = (STOCK_TRANSPOSE if transposed else STOCK)[dims](*theirs, **options)
-    torch.testing.assert_close(y, z, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y, z.float(), rtol=1e-5, atol=1e-5)
     grad = torch.randn(y.shape)
     y.backward(grad)
-    z.backward(grad)
+    z.backward(grad.double())
     for mine, stock in zip(ours, theirs, strict=True):
         assert mine.grad is not None and stock.grad is not None
-        torch.testing.assert_close(mine.grad, stock.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mine.grad, stock.grad.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_output_padding_and_names() -> None:
