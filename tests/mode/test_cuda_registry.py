@@ -108,7 +108,7 @@ def test_a_list_of_tensors_says_where_it_is() -> None:
 def test_nothing_is_installed_for_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     install.overrides.cache_clear()
     install.gpu.cache_clear()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     try:
         assert install.devices() == ("CPU",)
         assert not [key for _, key in install.overrides() if key.endswith("CUDA")]

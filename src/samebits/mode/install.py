@@ -78,8 +78,12 @@ Kernels = dict[tuple[str, str], Callable[..., Any]]
 
 @cache
 def gpu() -> bool:
-    """Whether this process can have CUDA tensors; asking starts nothing on the GPU."""
-    return CUDA_BUILD and torch.cuda.is_available()
+    """Whether this process can have CUDA tensors.
+
+    Asking starts nothing: `torch.cuda.is_available` would start the driver, after which a process
+    that is forked (vLLM's workers) has no CUDA; the count comes from NVML.
+    """
+    return CUDA_BUILD and torch.cuda.device_count() > 0
 
 
 def devices() -> tuple[str, ...]:
