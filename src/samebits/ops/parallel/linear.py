@@ -10,6 +10,8 @@ the tree of the whole weight, so its bits depend on no number of ranks.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -17,6 +19,7 @@ from samebits.contract import Balanced
 from samebits.contract.tree import LEAF_EDGE, cut
 from samebits.errors import SamebitsError, ShapeError
 from samebits.ops.linear import linear
+from samebits.ops.parallel import overlap
 from samebits.ops.parallel.join import add, finish, join
 from samebits.ops.parallel.ranks import Ranks, ranks_of
 from samebits.plan.contracts import contract_of
@@ -79,12 +82,15 @@ def row_parallel_linear(
             f"{tuple(bias.shape)} of {bias.dtype}"
         )
     ranks = ranks_of("row_parallel_linear", group)
-    partial = _subtree(x.reshape(-1, share), weight, parts // size)
+    rows, product = x.reshape(-1, share), partial(_subtree, weight=weight, leaves=parts // size)
     if ranks is None:
-        y = finish([partial], bias, x.dtype)
+        y = finish([product(rows)], bias, x.dtype)
     else:
         bias = None if bias is None else bias.contiguous()
-        y = join(ranks, partial, bias, x.dtype, exchange)
+        made = None
+        if exchange is None:
+            made = overlap.row_parallel(ranks, rows, weight.shape[0], bias, product)
+        y = join(ranks, product(rows), bias, x.dtype, exchange) if made is None else made
     return y.view(*x.shape[:-1], weight.shape[0])
 
 

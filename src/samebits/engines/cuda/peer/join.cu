@@ -7,6 +7,7 @@
 // join_shares    many numbers. Every rank folds a share of them: partial sums go to the rank whose
 //                share they are in, rounded results come back to all. A block of one rank works with
 //                the block of the same index on the others and tells it of each step by a flag.
+//                Partial sums may have been copied before the launch, while others were computed.
 // join_stream    the same work, in another order: while a step's partial sums travel, those of the
 //                step before are folded, and results of the one before that are taken in.
 //
@@ -317,11 +318,12 @@ DEVICE bool told(const Way& way, u32 index, u64 flags, u32 blocks, u32 value) {
   return __syncthreads_and(good);
 }
 
-// flags: where they lie in every rank's memory; blocks: flags of a rank, at least the grid's.
+// flags: where they lie in every rank's memory; blocks: flags of a rank, at least the grid's; pushed:
+// what other ranks fold is in their memory already, and of `partial` only this rank's share is read.
 extern "C" __global__ void __launch_bounds__(THREADS)
 join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 columns, u32 share,
             u32 index, const u64* bases, Counters* counters, u64 host, u64 patience, u64 flags,
-            u64 sums, u64 results, u32 blocks) {
+            u64 sums, u64 results, u32 blocks, u32 pushed) {
   await_predecessor();
   admit_successor();
   const Way way{bases, counters, host, patience};
@@ -331,7 +333,8 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   const u64 second = (u64)RANKS * blocks * 4;  // flags of results lie behind those of sums
   bool good = load_now(&counters->failed) == 0;
 
-  for (u32 step = 0; step < steps && good; ++step) {
+  if (pushed && good) tell(way, index, own_flag, base + steps);
+  for (u32 step = 0; step < steps && good && !pushed; ++step) {
     work.push(step);
     tell(way, index, own_flag, base + step + 1);
   }

@@ -12,6 +12,7 @@ import torch
 
 from samebits.engines.cuda import nvrtc
 from samebits.engines.cuda.launch import WORD, launcher
+from samebits.engines.cuda.peer import memory
 from samebits.engines.cuda.peer.memory import SharedMemory
 from samebits.errors import RankError
 
@@ -102,6 +103,7 @@ class Peers:
         self.index, self.size, self.device = index, len(bases), device
         self.layout = Layout(self.size)
         self.patience = patience
+        self._addresses = tuple(bases)
         self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
         self._counters = torch.zeros(8, dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -183,7 +185,47 @@ class Peers:
             (min(chosen.blocks, _MOST_BLOCKS, -(-share // (_THREADS * _LINE))),),
             partial, bias, out, count, columns, share, self.index, self._bases, self._counters,
             self._host, patience, layout.flags, layout.sums, layout.results, _MOST_BLOCKS,
+            *(0,) * (chosen.kernel == "shares"),
         )  # fmt: skip
+
+    def push(self, partial: torch.Tensor, rank: int, start: int, share: int) -> None:
+        """Copies partial sums to the rank that folds them, on the current stream.
+
+        `join_pushed` follows when all have been copied, and no other call of this group before it.
+
+        Args:
+            partial: [R, N] fp32, contiguous: rows of that rank's share.
+            rank: another one.
+            start: the number of the share at which they begin.
+            share: numbers of a rank's share.
+        """
+        place = self.layout.sums + 4 * (self.index * share + start)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        memory.copy(self._addresses[rank] + place, partial.data_ptr(), partial.nbytes, stream)
+
+    def join_pushed(
+        self, own: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, share: int
+    ) -> torch.Tensor:
+        """`join` of partial sums that all ranks have pushed, but for those of their own shares.
+
+        Args:
+            own: [R, N] fp32, contiguous: this rank's partial sums of its share of the numbers.
+            bias, out: as of `join`; `out` has at most `MOST` numbers.
+            share: numbers of a rank's share, rows of N; the last one may have fewer.
+
+        Raises:
+            RankError: a rank did not answer in an earlier call.
+        """
+        self.check()
+        layout = self.layout
+        _kernel(self.size, out.dtype, SHARES)(
+            (min(SHARES.blocks, -(-share // (_THREADS * _LINE))),),
+            own.data_ptr() - 4 * self.index * share,  # where the numbers of all shares would begin
+            bias, out, out.numel(), out.shape[1], share, self.index, self._bases, self._counters,
+            self._host, int(self.patience * 1e9), layout.flags, layout.sums, layout.results,
+            _MOST_BLOCKS, 1,
+        )  # fmt: skip
+        return out
 
 
 def allocate(ranks: int) -> SharedMemory:
@@ -199,7 +241,7 @@ def allocate(ranks: int) -> SharedMemory:
 def _kernel(ranks: int, dtype: torch.dtype, schedule: Schedule) -> Any:
     """The kernel of a schedule, for a number of ranks and a dtype of results."""
     cubin = functools.partial(compiled, ranks, dtype, schedule.unroll)
-    slots = [WORD] * (12 if schedule.kernel == "packets" else 15)
+    slots = [WORD] * {"packets": 12, "shares": 16, "stream": 15}[schedule.kernel]
     return launcher(f"join_{schedule.kernel}", cubin, slots, threads=_THREADS, pdl=True)
 
 

@@ -55,6 +55,20 @@ def open_handle(handle: bytes) -> int:
     return address.value
 
 
+def copy(to: int, start: int, size: int, stream: int) -> None:
+    """Copies `size` bytes from an address to another, in the order of a stream (a CUDA handle).
+
+    Between GPUs it is the copy engines that do it, beside all kernels. It can be captured.
+
+    Raises:
+        DeviceError: the driver refuses it.
+    """
+    status = _driver().cuMemcpyDtoDAsync_v2(
+        ctypes.c_uint64(to), ctypes.c_uint64(start), ctypes.c_size_t(size), ctypes.c_void_p(stream)
+    )
+    _check(status, "cuMemcpyDtoDAsync")
+
+
 def machine() -> str:
     """What is the same for all processes that can share memory."""
     boot = Path("/proc/sys/kernel/random/boot_id")
