@@ -80,7 +80,7 @@ def gpus() -> int:
 @pytest.mark.skipif(gpus() < 1, reason="needs a GPU: none is visible")
 def test_ranks_that_share_gpus(tmp_path: Path) -> None:
     """Over gloo: only the number of ranks is in question here, so a few sizes do."""
-    few = Sizes(**{**GPU.__dict__, "tokens": (1, 3, 64, 513), "repeats": 3})
+    few = Sizes(**{**GPU.__dict__, "tokens": (1, 3, 64, 513), "repeats": 2})
     found = spawn(tmp_path, "cuda", "gloo", (1, 2, 4, 8), few, list(CASES))
     assert not [w for name in CASES if name != STOCK for w in others(only(found, name))]
     assert others(only(found, STOCK))

@@ -212,6 +212,12 @@ struct Shares {
   Out* out;
   u32 count, columns, share, index;
   u64 sums, results;
+  u64 base[RANKS] = {};  // of the memory of this rank, the next one, ...
+
+  DEVICE void find() {
+#pragma unroll
+    for (u32 other = 0; other < RANKS; ++other) base[other] = way.bases[(index + other) % RANKS];
+  }
 
   // Number of a share at which a line of this block begins.
   DEVICE u32 row(u32 step, int line) const {
@@ -227,7 +233,7 @@ struct Shares {
       const u32 rank = (index + other) % RANKS;
       move<float>([&](int line) { return row(step, line); },
                   [&](u32 k) { return (u64)(partial + (u64)rank * share + k); },
-                  [&](u32 k) { return way.bases[rank] + sums + ((u64)index * share + k) * 4; },
+                  [&](u32 k) { return base[other] + sums + ((u64)index * share + k) * 4; },
                   [&](u32 k) { return inside(rank, k); });
     }
   }
@@ -235,7 +241,7 @@ struct Shares {
   // Everything that a step of this rank's own share needs is there: results, to all ranks.
   DEVICE void fold_step(u32 step) const {
     constexpr int LOTS = UNROLL * LINE / LOT, ABREAST = RANKS >= 16 / LOTS ? 16 / RANKS : LOTS;
-    const u64 own = way.bases[index] + sums;
+    const u64 own = base[0] + sums;
 #pragma unroll
     for (int first = 0; first < LOTS; first += ABREAST) {
       uint4 part[ABREAST][RANKS];
@@ -272,7 +278,7 @@ struct Shares {
     store_results((u64)(out + number), done);
 #pragma unroll
     for (u32 other = 1; other < RANKS; ++other)
-      store_results(way.bases[(index + other) % RANKS] + results + number * sizeof(Out), done);
+      store_results(base[other] + results + number * sizeof(Out), done);
   }
 
   // The other ranks' results of a step are there.
@@ -282,7 +288,7 @@ struct Shares {
       const u32 rank = (index + other) % RANKS;
       auto place = [&](u32 k) { return ((u64)rank * share + k) * sizeof(Out); };
       move<Out>([&](int line) { return row(step, line); },
-                [&](u32 k) { return way.bases[index] + results + place(k); },
+                [&](u32 k) { return base[0] + results + place(k); },
                 [&](u32 k) { return (u64)out + place(k); }, [&](u32 k) { return inside(rank, k); });
     }
   }
@@ -327,7 +333,8 @@ join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   await_predecessor();
   admit_successor();
   const Way way{bases, counters, host, patience};
-  const Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
+  Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
+  work.find();
   const u32 base = load_now(&counters->shares), steps = work.steps();
   const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
   const u64 second = (u64)RANKS * blocks * 4;  // flags of results lie behind those of sums
@@ -361,7 +368,8 @@ join_stream(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   await_predecessor();
   admit_successor();
   const Way way{bases, counters, host, patience};
-  const Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
+  Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
+  work.find();
   const u32 base = load_now(&counters->shares), steps = work.steps();
   const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
   bool good = load_now(&counters->failed) == 0;
