@@ -187,6 +187,21 @@ def test_parts_come_with_the_tree_of_the_whole_and_with_their_own() -> None:
     assert {k.tree for k in keys if (k.n, k.k) == (4096, 512)} == {"chain"}
 
 
+def test_row_parallel_parts_come_with_the_tree_that_ranks_share() -> None:
+    """And one rank with the tree of several, where both are asked for."""
+    several = {
+        (4096, 4096, "balanced(8)", "bf16"), (4096, 14336, "balanced(8)", "bf16"),
+        (4096, 2048, "balanced(4)", "fp32"), (4096, 7168, "balanced(4)", "fp32"),
+    }  # fmt: skip
+
+    def found(tp: list[int]) -> set[tuple[int | None, int | None, str, str]]:
+        keys = keys_of("llama-3-8b", device="sm_90", tp=tp)
+        return {(k.n, k.k, k.tree, k.out_dtype) for k in keys if k.tree.startswith("balanced")}
+
+    assert found([1, 2]) == several and found([1]) == set()
+    assert found([2]) == {key for key in several if key[2] == "balanced(4)"}
+
+
 def test_building_again_gives_the_same_ids() -> None:
     for device in ("sm_90", "cpu"):
         a, b = (build("qwen3-0.6b", device=device, tp=[2, 1]) for _ in range(2))

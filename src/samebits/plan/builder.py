@@ -16,7 +16,7 @@ from samebits.plan.contracts import device_class_of, natural_output
 from samebits.plan.document import Choice, Entry, Plan
 from samebits.plan.families import default_at, has_schedules
 from samebits.plan.keys import contract_at, schedule_key
-from samebits.plan.models import Model, Weight, cuts, model_of
+from samebits.plan.models import Model, Weight, cuts, model_of, shared_leaves
 from samebits.plan.stack import Stack
 
 Shapes = str | torch.nn.Module | Iterable[tuple[int, int]]
@@ -86,9 +86,10 @@ def keys_of(
 
     A part of a weight comes with the tree of the whole weight, and with the tree that its own size
     would have: the one is used by a caller who names the whole weight, the other by one who has
-    nothing but the part. Arguments and errors as `build`.
+    nothing but the part. Where there are several ranks, row-parallel parts come with what
+    `row_parallel_linear` asks for, too. Arguments and errors as `build`.
     """
-    kind = dtype_name(dtype)
+    kind, tp = dtype_name(dtype), tuple(tp)
     found: dict[ScheduleKey, None] = {}
     for weight, n, k in cuts(_weights(model_or_shapes), tp):
         for whole in ((weight.n, weight.k), (n, k)):
@@ -101,6 +102,14 @@ def keys_of(
                 k=whole[1],
             )
             found[schedule_key(key, n, k, experts=weight.experts or None)] = None
+        leaves = shared_leaves(weight.k) * k // weight.k
+        row_parallel = weight.cut == "k" and not weight.experts and max(tp) > 1
+        if row_parallel and leaves and device.startswith("sm_"):
+            out = natural_output(kind) if k == weight.k else "fp32"
+            tree = f"balanced({leaves})" if leaves > 1 else "chain"
+            found[schedule_key(ContractKey("linear", kind, out, device, n=n, k=k, tree=tree))] = (
+                None
+            )
     if isinstance(model_or_shapes, str) and kind in ("bf16", "fp16"):
         model = model_of(model_or_shapes)
         for key, length in _rows(model, kind, device):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from samebits.contract.tree import LEAF_EDGE
 from samebits.errors import PlanError
 
 
@@ -46,6 +47,15 @@ class Weight:
             return self.n, _part(self.name, self.k, tp)
         own = _part(self.name, (self.n - self.shared) // self.unit, tp) * self.unit
         return own + max(self.shared // tp, 2 * self.unit if self.shared else 0), self.k
+
+
+def shared_leaves(k: int) -> int:
+    """Leaves over K of a row-parallel product whose ranks share one tree, whatever their number.
+
+    As many as the largest tensor-parallel size, 8; 4 or 2 where K cannot be cut so often at
+    multiples of `LEAF_EDGE`; 0 where it cannot be cut at all.
+    """
+    return next((parts for parts in (8, 4, 2) if k % (parts * LEAF_EDGE) == 0), 0)
 
 
 def _part(name: str, size: int, tp: int) -> int:

@@ -17,10 +17,9 @@ from samebits.errors import ShapeError, UncoveredError
 from samebits.integrations.vllm import opaque
 from samebits.integrations.vllm.patches import Patches
 from samebits.plan import contract_of
+from samebits.plan.models import shared_leaves
 
 Tensor = torch.Tensor
-#: Most leaves of a row-parallel product: as many as the largest tensor-parallel size.
-_PARTS = 8
 
 
 def install(patches: Patches, shared_tree: bool, keep_weights: bool) -> None:
@@ -133,10 +132,10 @@ def shared_parts(k: int) -> int:
     Raises:
         ShapeError: K cannot be cut at multiples of 128 into two equal parts.
     """
-    for parts in (_PARTS, 4, 2):
-        if k % (parts * LEAF_EDGE) == 0:
-            return parts
-    raise ShapeError(f"K = {k} is no multiple of {2 * LEAF_EDGE}: ranks have no common leaves")
+    parts = shared_leaves(k)
+    if not parts:
+        raise ShapeError(f"K = {k} is no multiple of {2 * LEAF_EDGE}: ranks have no common leaves")
+    return parts
 
 
 def _row_parallel(self: Any, x: Tensor) -> Any:
