@@ -37,6 +37,34 @@ ANSWERS: dict[str, tuple[Call, Call]] = {
         lambda x, w, b: torch.einsum("ik,jk->ij", x, w),
         lambda x, w, b: exactly.matmul(x, w.T),
     ),
+    "vdot": (lambda x, w, b: torch.vdot(x[0], w[0]), lambda x, w, b: exactly.dot(x[0], w[0])),
+    "addmv": (
+        lambda x, w, b: torch.addmv(b[:6], x, w[0]),
+        lambda x, w, b: exactly.linear(x, w[:1], b[:6, None])[:, 0],
+    ),
+    "addbmm": (
+        lambda x, w, b: torch.addbmm(
+            b, x.view(6, 2, 32).transpose(0, 1), w.view(9, 2, 32).permute(1, 2, 0)
+        ),
+        exactly.linear,
+    ),
+    "_addmm_activation": (
+        lambda x, w, b: torch._addmm_activation(b, x, w.T),
+        lambda x, w, b: exactly.linear(x, w, b).relu(),
+    ),
+    "linear of one row": (
+        lambda x, w, b: F.linear(x, w[0]),
+        lambda x, w, b: exactly.linear(x, w[:1])[:, 0],
+    ),
+    "nansum": (
+        lambda x, w, b: x.where(x < 2, torch.nan).nansum(-1),
+        lambda x, w, b: exactly.sum(x.where(x < 2, 0), -1),
+    ),
+    "trace": (lambda x, w, b: w.trace(), lambda x, w, b: exactly.sum(w.diagonal())),
+    "aten::norm": (
+        lambda x, w, b: torch.ops.aten.norm.ScalarOpt_dim(x, None, [1]),
+        lambda x, w, b: exactly.vector_norm(x, 1),
+    ),
     "sum": (lambda x, w, b: x.sum(), lambda x, w, b: exactly.sum(x)),
     "sum.dim": (lambda x, w, b: x.sum(0, True), lambda x, w, b: exactly.sum(x, 0, True)),
     "mean": (lambda x, w, b: x.mean(-1), lambda x, w, b: exactly.mean(x, -1)),
@@ -69,8 +97,31 @@ def exact() -> Iterator[None]:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_operations(name: str, dtype: torch.dtype, exact: None) -> None:
     x, w, b = (torch.randn(s).to(dtype) for s in ((6, 64), (9, 64), (9,)))
+    x[:, 7], x[:, 40], w[:, 7], w[:, 40] = 2**10, -(2**10), 2**5, 2**5  # what cancels, order shows
     asked, answer = ANSWERS[name]
     assert equal(asked(x, w, b), answer(x, w, b))
+
+
+@pytest.mark.parametrize("name", ["linear", "sum.dim", "softmax", "layer_norm", "rms_norm",
+                                  "attention", "nansum"])  # fmt: skip
+def test_compiled_code_is_exact(name: str, exact: None) -> None:
+    x, w, b = torch.randn(6, 64), torch.randn(9, 64), torch.randn(9)
+    asked, answer = ANSWERS[name]
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert equal(torch.compile(asked, backend="aot_eager")(x, w, b), answer(x, w, b))
+
+
+def test_what_was_compiled_under_other_contracts_is_not_called() -> None:
+    x, w = torch.randn(16, 2000), torch.randn(16, 2000)
+    compiled = torch.compile(lambda x, w: F.linear(x, w), backend="aot_eager")
+    with torch.no_grad():
+        with sb.deterministic(contract="portable"):
+            portable = F.linear(x, w)
+            assert equal(compiled(x, w), portable)
+        with sb.deterministic(contract="exact"):
+            assert equal(compiled(x, w), exactly.linear(x, w))
+    assert not equal(portable, exactly.linear(x, w))
 
 
 def test_the_order_of_terms_does_not_show() -> None:
@@ -96,6 +147,9 @@ def test_other_forms_of_the_same_operation(exact: None) -> None:
     total = torch.zeros(5, 7)
     assert equal(total.addmm_(x, w.T), want)
     assert equal(torch.sum(x, 1, out=torch.empty(5)), exactly.sum(x, 1))
+    assert equal(torch.logsumexp(x, 1, out=torch.empty(5)), exactly.logsumexp(x, 1))
+    assert equal(torch.zeros(5).addmv_(x, w[0]), want[:, 0])
+    assert equal(torch.vmap(lambda row: row.nansum())(x), exactly.sum(x, 1))
     whole = torch.arange(10)
     assert whole.sum().item() == 45
 
@@ -120,6 +174,13 @@ def test_gradients_of_products_are_exact_products(exact: None) -> None:
         lambda x: F.layer_norm(x.requires_grad_(), (4,)),
         lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
         lambda x: torch.addcmul(x, x, x),
+        lambda x: torch.addmv(x[0], x, x[0], alpha=2.0),
+        lambda x: torch.native_layer_norm(x, (4,), None, None, 1e-5),
+        lambda x: torch.vmap(lambda row: F.layer_norm(row, (4,)))(x),
+        lambda x: torch.vmap(lambda q: F.scaled_dot_product_attention(q, q, q))(x[None, None]),
+        lambda x: F.scaled_dot_product_attention(
+            x[None], x[None], x[None], attn_mask=torch.zeros(4, 4, requires_grad=True)
+        ),
     ],
 )
 def test_what_has_no_exact_contract_is_refused(call: Call, exact: None) -> None:

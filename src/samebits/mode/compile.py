@@ -8,7 +8,8 @@ has eager's bits, and each kernel sees the true batch size.
 
 Code compiled before is not reused: Dynamo guards every compiled function on the state of
 ``torch.use_deterministic_algorithms``, which the switch turns on. Where the caller had turned it on
-himself the guard cannot tell the two states apart, and the switch drops the compiled functions.
+himself the guard cannot tell the two states apart, and the switch drops the compiled functions. It
+drops them, too, when other contracts come into force: a graph has the operations of its contracts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from samebits.engines import family
 from samebits.mode.fallback import refuse
 
 #: Registered backends that run each operation through the dispatcher.
@@ -129,3 +131,6 @@ def forget() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+family.on_change.append(forget)

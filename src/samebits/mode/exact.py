@@ -1,8 +1,9 @@
 """What the switch installs above the portable contracts when the exact ones are in force.
 
-Products, sums, means, norms, softmax and attention are those of `samebits.ops.exact`. Everything
-else keeps its portable contract, or is refused: scans, scattered sums, variances and gradients of
-softmax and norms have a fixed order and are not exact. What an exact contract lacks is refused.
+Products, sums, means, norms, softmax and attention are those of `samebits.ops.exact`, by whatever
+name torch is asked for them; a form of theirs without an exact contract is refused. Everything else
+keeps its portable contract, or is refused: scans, scattered sums and variances have a fixed order
+and are not exact.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch
 
 from samebits.engines.cpu import DTYPE_CODE
 from samebits.engines.cpu._cpu import Counted
+from samebits.errors import ShapeError
 from samebits.mode import coverage
 from samebits.mode.derive import Schemas, inplace_form, out_form
 from samebits.mode.fallback import refuse
+from samebits.mode.opaque import traceable
+from samebits.mode.portable import BOTH
 from samebits.ops import exact
 
 Kernel = Callable[..., Any]
@@ -75,9 +79,59 @@ def _baddbmm(
     return exact.baddbmm(self if beta else None, batch1, batch2)
 
 
+def _addbmm(
+    self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    _only("addbmm", alpha == 1 and beta in (0, 1), "factors of its terms other than 1")
+    return exact.linear(*_joined(batch1, batch2), self if beta else None)
+
+
+def _joined(batch1: torch.Tensor, batch2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One product with the sum of all: [B, M, K], [B, K, N] -> [M, B K], [N, B K]."""
+    fits = batch1.dim() == batch2.dim() == 3 and batch1.shape[::2] == batch2.shape[:2]
+    if not fits:
+        raise ShapeError(f"addbmm: {tuple(batch1.shape)} and {tuple(batch2.shape)} do not fit")
+    return batch1.transpose(0, 1).flatten(1), batch2.flatten(0, 1).mT
+
+
+def _addmv(
+    self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    _only("addmv", alpha == 1 and beta in (0, 1), "factors of its terms other than 1")
+    term = None if not beta else self.unsqueeze(-1) if self.dim() else self
+    return exact.linear(mat, vec.unsqueeze(0), term).squeeze(-1)
+
+
+def _addmm_activation(
+    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1,
+    use_gelu: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _only("_addmm_activation", alpha == 1 and beta in (0, 1), "factors of its terms other than 1")
+    y = exact.linear(mat1, mat2.mT, self if beta else None, out_dtype=torch.float32)
+    # The dispatcher again: gelu has a portable contract. One rounding more, after the activation.
+    return (torch.nn.functional.gelu(y) if use_gelu else y.clamp_min_(0)).to(mat1.dtype)
+
+
+def _mm_dtype(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    return exact.matmul(self, mat2, out_dtype=out_dtype)
+
+
+def _addmm_dtype(
+    self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, *, beta: Any = 1,
+    alpha: Any = 1,
+) -> torch.Tensor:  # fmt: skip
+    _only("addmm", alpha == 1 and beta in (0, 1), "factors of its terms other than 1")
+    term = self if beta else None
+    if a.dim() == 2:
+        return exact.linear(a, b.mT, term, out_dtype=out_dtype)
+    return exact.baddbmm(term, a, b, out_dtype=out_dtype)
+
+
 def _linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
+    if weight.dim() == 1:
+        return exact.linear(input, weight.unsqueeze(0), bias).squeeze(-1)
     return exact.linear(input, weight, bias)
 
 
@@ -89,7 +143,7 @@ def _linear_autograd(
         t is not None and t.requires_grad for t in (input, weight, bias)
     )
     if not graph:
-        return exact.linear(_bare(input), _bare(weight), _bare(bias))
+        return _linear(_bare(input), _bare(weight), _bare(bias))
     rows = input.reshape(-1, input.shape[-1])
     y = rows.mm(weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
     return y.view(*input.shape[:-1], weight.shape[0])
@@ -103,6 +157,16 @@ def _sum_dim(
     self: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     return exact.sum(self, dim, keepdim, dtype=dtype)
+
+
+def _nansum(
+    self: torch.Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return exact.sum(self.masked_fill(self.isnan(), 0), dim, keepdim, dtype=dtype)
+
+
+def _trace(self: torch.Tensor) -> torch.Tensor:
+    return exact.sum(self.diagonal())
 
 
 def _mean(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -121,6 +185,17 @@ def _vector_norm(
 ) -> torch.Tensor:  # fmt: skip
     _only("linalg_vector_norm", ord == 2, f"order {ord}")
     return exact.vector_norm(self, dim, keepdim, dtype=dtype)
+
+
+def _norm(self: torch.Tensor, p: Any = 2, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _vector_norm(self, 2 if p is None else p, dtype=dtype)
+
+
+def _norm_dim(
+    self: torch.Tensor, p: Any, dim: Dims, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    return _vector_norm(self, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 def _softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
@@ -160,7 +235,7 @@ def _attention(
     attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _no_gradient("scaled_dot_product_attention", query, key, value)
+    _no_gradient("scaled_dot_product_attention", query, key, value, attn_mask)
     _only("scaled_dot_product_attention", dropout_p == 0, "dropout")
     return exact.attention(
         _bare(query), _bare(key), _bare(value), scale=scale, causal=is_causal, q_start=0,
@@ -175,12 +250,41 @@ def _no_gradient(op: str, *tensors: torch.Tensor | None) -> None:
 
 #: At the keys of dense tensors, below torch's autograd.
 _DENSE: dict[str, Kernel] = {
-    "mm": _mm, "bmm": _mm, "mv": _mm, "dot": _mm, "addmm": _addmm, "baddbmm": _baddbmm,
-    "linear": _linear, "sum": _sum, "sum.dim_IntList": _sum_dim, "mean": _mean,
+    "mm": _mm, "bmm": _mm, "mv": _mm, "dot": _mm, "vdot": _mm, "addmm": _addmm, "addmv": _addmv,
+    "baddbmm": _baddbmm, "addbmm": _addbmm, "_addmm_activation": _addmm_activation,
+    "mm.dtype": _mm_dtype, "bmm.dtype": _mm_dtype, "addmm.dtype": _addmm_dtype,
+    "baddbmm.dtype": _addmm_dtype, "linear": _linear, "nansum": _nansum, "trace": _trace,
+    "norm.Scalar": _norm, "norm.ScalarOpt_dtype": _norm, "norm.ScalarOpt_dim": _norm_dim,
+    "norm.ScalarOpt_dim_dtype": _norm_dim, "sum": _sum, "sum.dim_IntList": _sum_dim, "mean": _mean,
     "mean.dim": _mean_dim, "linalg_vector_norm": _vector_norm, "_softmax": _softmax,
     "_log_softmax": _log_softmax, "logsumexp": _logsumexp, "layer_norm": _layer_norm,
     "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
 }  # fmt: skip
+#: Portable under these contracts, too (base names): nothing that has an exact one.
+_STAYS = frozenset(
+    [
+        "argmax",
+        "argmin",
+        "argsort",
+        "cumprod",
+        "cumsum",
+        "embedding",
+        "gelu",
+        "index_add",
+        "kthvalue",
+        "prod",
+        "scatter_add",
+        "sigmoid",
+        "silu",
+        "sort",
+        "std",
+        "std_mean",
+        "tensordot",
+        "topk",
+        "var",
+        "var_mean",
+    ]
+)
 #: Composites that are taken whole.
 _AUTOGRAD: dict[str, Kernel] = {
     "linear": _linear_autograd, "layer_norm": _layer_norm, "rms_norm": _rms_norm,
@@ -214,8 +318,25 @@ def layer(
                         else inplace_form(form, kernel, key)
                     )
                     found[(f"aten::{form}", key)] = made
+        if ("logsumexp.out", key) in overrides:  # torch spells its dim in another way
+            form, base = "logsumexp.out", found["aten::logsumexp", key]
+            found[f"aten::{form}", key] = out_form(form, schemas.get(form), base, key)
         for name, compute in _AUTOGRAD.items():
             above = name, f"Autograd{key}"
             if above in overrides:
-                found[(f"aten::{name}", above[1])] = _Kernel(name, compute, overrides[above])
+                whole = traceable(name, schemas.get(name), compute, "exact_")
+                found[(f"aten::{name}", above[1])] = _Kernel(name, whole, overrides[above])
+        for (name, at), override in overrides.items():
+            op = coverage.base_name(name)
+            if at == key and op in BOTH - _STAYS and (f"aten::{name}", at) not in found:
+                found[(f"aten::{name}", at)] = _Kernel(name, _refusal(op), override)
     return found
+
+
+def _refusal(op: str) -> Kernel:
+    """For forms of an exact operation that have no exact contract, such as statistics of a norm."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _only(op, False, "this form of the operation")
+
+    return run

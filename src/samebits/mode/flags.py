@@ -87,7 +87,8 @@ def apply(flags: Flags) -> None:
 
 def _subnormals(flags: Flags) -> None:
     """Gradual underflow in every thread: torch's flag is a thread's own, and workers inherit it."""
-    tiny = torch.tensor([1], dtype=torch.int32).view(torch.float32)  # made without arithmetic
+    one = torch.tensor([1], dtype=torch.int32, device="cpu")
+    tiny = one.view(torch.float32)  # made without arithmetic
     if (tiny * 1.0).item() == 0.0:
         torch.set_flush_denormal(False)
         flags.changed.append("torch.set_flush_denormal: True -> False")

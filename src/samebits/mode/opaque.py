@@ -50,13 +50,15 @@ _SPLIT: dict[str, Function] = {"rms_norm": _rms_norm}
 _TRANSFORMED: dict[str, Function] = {"scaled_dot_product_attention": attention.whole}
 
 
-def traceable(name: str, schema: Any, fn: Function) -> Function:
+def traceable(name: str, schema: Any, fn: Function, family: str = "") -> Function:
     """An override above autograd that can be traced.
 
     Args:
         name: aten schema name of a composite whose first argument is a tensor.
         schema: its schema; it takes tensors by position and returns one tensor.
         fn: the override: tensors in, a differentiable tensor out.
+        family: of the contracts, if they have a function of their own: their operation has its own
+            name then, for compiled code keeps the one that it was traced with.
     """
     split: Function = _SPLIT.get(name) or Stock(name, "CompositeImplicitAutograd")
     transformed = _TRANSFORMED.get(name, split)
@@ -82,7 +84,7 @@ def traceable(name: str, schema: Any, fn: Function) -> Function:
         if modes() or any(map(_traced, args)):
             if parts and torch.is_grad_enabled() and any(map(_wants_gradient, args)):
                 return fn(*args, **kwargs)
-            return _whole(name, schema, fn, split)(*args, **kwargs)
+            return _whole(family + name, schema, fn, split)(*args, **kwargs)
         return fn(*args, **kwargs)
 
     return override

@@ -43,7 +43,10 @@ def _scaled(original: Callable[..., Any], inplace: bool) -> Callable[..., Any]:
         if dtype in _NARROW:
             x, y = _wide(x), _wide(y)
         result = (torch.Tensor.__add__ if "add" in original.__name__ else torch.Tensor.__sub__)(
-            x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=_type_of(dtype)), y * alpha
+            x
+            if isinstance(x, torch.Tensor)
+            else torch.tensor(x, dtype=_type_of(dtype), device="cpu"),
+            y * alpha,
         ).to(dtype)
         if out is None:
             return result

@@ -48,7 +48,11 @@ PROBES = (
     Probe("exp", torch.exp, ("exp",)),
     Probe("cumsum", lambda x: x.cumsum(0), ("cumsum",)),
     Probe("topk", lambda x: x.topk(2), ("topk",)),
-    Probe("index_add", lambda x: x.index_add(0, torch.tensor([0]), x[:1]), ("index_add",)),
+    Probe(
+        "index_add",
+        lambda x: x.index_add(0, x.new_zeros(1, dtype=torch.int64), x[:1]),
+        ("index_add",),
+    ),
     Probe(
         "scaled_dot_product_attention",
         lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
@@ -90,7 +94,7 @@ def run() -> None:
     install.verify()
     counted = install.overrides()
     hits = [(kernel, kernel.hits) for kernel in counted.values()]
-    missed = _missed(PROBES, "CPU", torch.eye(4))
+    missed = _missed(PROBES, "CPU", torch.eye(4, dtype=torch.float32, device="cpu"))
     if _on_covered_gpu():
         rows = torch.empty(0, 4, dtype=torch.bfloat16, device="cuda")
         missed += [f"{name} on CUDA" for name in _missed(CUDA_PROBES, "CUDA", rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,74 @@ def test_residues(name: str) -> None:
             on_chip = None if term is None else term.to(DEVICE)
             residue.by_residues(x.to(DEVICE), w.to(DEVICE), on_chip, y, **tile)
             assert bits.equal(y.cpu(), want)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_residues_of_rows_that_are_not_finite_beside_an_infinite_term(name: str) -> None:
+    """Many results of a block are open at a time: they go through fp64 together."""
+    dtype = DTYPES[name]
+    x, w = (spread(r, 40, dtype=dtype, octaves=2, seed=r) for r in (4, 40))
+    x[0, 3], x[1, 4], x[2, 5] = torch.nan, -torch.inf, torch.inf
+    c = torch.full((40,), torch.inf)
+    c[::2] = -torch.inf
+    want, _ = cpu.product(x, w, c, dtype)
+    assert want[0].isnan().all() and want[1].isnan().any() and want[3].isinf().all()
+    y = torch.empty(4, 40, dtype=dtype, device=DEVICE)
+    tile = {"bm": 32, "bn": 32, "bk": 64, "warps": 4} if INTERPRETED else {}
+    residue.by_residues(x.to(DEVICE), w.to(DEVICE), c.to(DEVICE), y, **tile)
+    assert bits.equal(y.cpu(), want)
+
+
+@pytest.mark.parametrize(("name", "out"), OUTPUTS)
+def test_a_sum_that_underflows_keeps_its_sign(name: str, out: str) -> None:
+    """Terms that cancel leave so little that neither fp64 nor two of its numbers are certain."""
+    x = torch.tensor([[1.0, 1.0, 1.0]]).to(DTYPES[name])
+    w = torch.tensor([[2.0**-10, -(2.0**-10), 0.0]] * 2).to(DTYPES[name])
+    c = torch.tensor([2.0**-149, -(2.0**-149)])
+    y = compare(x, w, c, DTYPES[out])
+    assert y.signbit().tolist() == [[False, True]]
+    least = torch.tensor([[2.0**-140, 1.0, -1.0]]).to(torch.bfloat16).float()
+    y = compare(least, -least * torch.tensor([2.0**-20, 1, 1]), None, torch.float32)
+    assert y.signbit().all()
+
+
+def test_grids_that_a_chip_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second and third axes of a grid are at most 65,535 long."""
+    grids: list[tuple[int, ...]] = []
+
+    def started(kernel: Any, grid: tuple[int, ...], *_: Any, **__: Any) -> None:
+        grids.append(grid)
+
+    monkeypatch.setattr(gpu, "launch", started)
+    monkeypatch.setattr(residue, "launch", started)
+    monkeypatch.setattr(residue.cuda, "takes", lambda *_: False)
+    many, w = torch.zeros(140_000, 2, device=DEVICE), torch.zeros(96, 2, device=DEVICE)
+    assert gpu.product(many, w, torch.zeros(96, device=DEVICE), torch.float32)[0].shape == (
+        140_000,
+        96,
+    )
+    assert gpu.partial(many, w)[0].shape == (140_000, 96)
+    gpu.product(many.bfloat16(), w.bfloat16(), None, torch.bfloat16)
+    gpu.product(many[:, None], many[:, None], None, torch.float32)
+    assert len(grids) > 20 and max(max(g[1:], default=1) for g in grids) <= 65535
+
+
+def test_rows_and_items_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_MOST", 2)
+    monkeypatch.setattr(residue, "_ROWS", 2)
+    x, w = spread(5, 40, dtype=torch.float32, octaves=3, seed=0), torch.randn(3, 40)
+    compare(x, w, torch.randn(3), torch.float32)
+    compare(x, w, torch.randn(5, 1), torch.float32)
+    compare(x[:, None], torch.randn(5, 3, 40), torch.randn(5, 1, 3), torch.float32)
+    compare(x[None].expand(3, 5, 40), torch.randn(3, 3, 40), None, torch.float32)
+    y, e = gpu.partial(x.to(DEVICE), w.to(DEVICE))
+    exact, _ = cpu.partial(x, w)
+    assert ((y.cpu() - exact).abs() <= 2 * e.cpu()).all()
+    few = torch.empty(5, 3, dtype=torch.bfloat16, device=DEVICE)
+    a, b, c = x.bfloat16(), w.bfloat16(), torch.randn(5, 3)
+    tile = {"bm": 32, "bn": 32, "bk": 64, "warps": 4} if INTERPRETED else {}
+    residue.by_residues(a.to(DEVICE), b.to(DEVICE), c.to(DEVICE), few, **tile)
+    assert bits.equal(few.cpu(), cpu.product(a, b, c, torch.bfloat16)[0])
 
 
 def test_moduli() -> None:

@@ -156,6 +156,15 @@ def test_binned_sums_have_no_order(dtype: torch.dtype) -> None:
     assert bits.equal(samebits.binned_sum(x.view(4, -1).T), want)
 
 
+def test_binned_sums_of_many_terms() -> None:
+    """2^23 terms at the top of a bin fill 64 bits, in units of the bin."""
+    for n in (2**23, 2**24):
+        ones = torch.ones(n, dtype=torch.float64)
+        assert samebits.binned_sum(ones).item() == n
+        assert samebits.binned_sum(-ones).item() == -n
+        assert samebits.binned_sum(ones.float()).item() == n
+
+
 def test_binned_sums_of_inf_and_nan() -> None:
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([[1, inf, 2], [inf, 1, -inf], [nan, 1, 2], [-inf, 0, 0], [-0.0, -0.0, 0]])
@@ -166,6 +175,15 @@ def test_binned_sums_of_inf_and_nan() -> None:
     top = torch.full((3,), torch.finfo(torch.float32).max)
     assert samebits.binned_sum(top).item() == inf
     assert samebits.binned_sum(torch.cat([top, -top])).item() == 0
+
+
+def test_negations_that_are_still_to_be_done() -> None:
+    x = torch.randn(3)
+    lazy = torch._neg_view(x)
+    for op in OPS.values():
+        for a, b in zip(op(lazy, x), op(-x, x), strict=True):
+            assert bits.equal(a, b)
+    assert bits.equal(samebits.binned_sum(lazy), samebits.binned_sum(-x))
 
 
 def test_what_is_not_covered_is_refused() -> None:

@@ -41,7 +41,7 @@ def product(
     """
     x, w = _rows(x), _rows(w)
     k, n = x.shape[-1], w.shape[-2]
-    out = torch.empty((*x.shape[:-1], n), dtype=out_dtype)
+    out = x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
     batch = x.shape[0] if x.dim() == 3 else 1
     cb = cr = cc = 0
     if c is not None:
@@ -73,7 +73,7 @@ def row_values(value: str, x: torch.Tensor, out_dtype: torch.dtype) -> tuple[tor
     """
     x = _rows(x)
     count, n = x.shape
-    out = torch.empty(count, dtype=out_dtype)
+    out = x.new_empty(count, dtype=out_dtype)
     again = _cpu.exact_rows(
         x.data_ptr(), count, x.stride(0), n, _VALUES[value], out.data_ptr(), DTYPE_CODE[x.dtype],
         DTYPE_CODE[out_dtype],
@@ -85,7 +85,7 @@ def softmax(kind: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     """ "softmax", "log_softmax" or "logsumexp" of rows x [R, n] -> [R, n] or [R]."""
     x = _rows(x)
     count, n = x.shape
-    out = torch.empty((count,) if kind == "logsumexp" else (count, n), dtype=out_dtype)
+    out = x.new_empty((count,) if kind == "logsumexp" else (count, n), dtype=out_dtype)
     _cpu.exact_softmax(
         _SOFTMAXES[kind], x.data_ptr(), count, x.stride(0), n, out.data_ptr(), DTYPE_CODE[x.dtype],
         DTYPE_CODE[out_dtype],
@@ -98,7 +98,7 @@ def norm(
 ) -> torch.Tensor:
     """Rows x [R, n] normalised with exact sums: `ops.exact.layer_norm`, or `rms_norm`."""
     x = _rows(x)
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = x.new_empty(x.shape)
     w, b = (None if p is None else p.contiguous() for p in (weight, bias))
     _cpu.exact_norm(
         x.data_ptr(), x.shape[0], x.stride(0), x.shape[1], 0 if w is None else w.data_ptr(),
@@ -115,7 +115,7 @@ def columns(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, int]
     """
     x = _rows(x)
     terms, n = x.shape
-    out = torch.empty(n, dtype=out_dtype)
+    out = x.new_empty(n, dtype=out_dtype)
     again = _cpu.exact_columns(
         x.data_ptr(), terms, x.stride(0), n, out.data_ptr(), DTYPE_CODE[x.dtype],
         DTYPE_CODE[out_dtype],
@@ -126,7 +126,7 @@ def columns(x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, int]
 def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``x @ w.T`` in fp64, x [M, K], w [N, K], and what each sum may be wrong by: both [M, N]."""
     x, w = _rows(x), _rows(w)
-    y = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float64)
+    y = x.new_empty((x.shape[0], w.shape[0]), dtype=torch.float64)
     e = torch.empty_like(y)
     _cpu.exact_partial(
         x.data_ptr(), w.data_ptr(), y.data_ptr(), e.data_ptr(), x.shape[0], w.shape[0], x.shape[1],
@@ -144,7 +144,7 @@ def join(
         [n], and a mask of what the bounds leave open.
     """
     parts, n = y.shape
-    out, left = torch.empty(n, dtype=out_dtype), torch.empty(n, dtype=torch.bool)
+    out, left = y.new_empty(n, dtype=out_dtype), y.new_empty(n, dtype=torch.bool)
     _cpu.exact_join(
         y.data_ptr(), e.data_ptr(), parts, n, out.data_ptr(), DTYPE_CODE[out_dtype],
         left.data_ptr(),
@@ -157,7 +157,7 @@ def limbs(
 ) -> torch.Tensor:
     """Sums without rounding of x[rows[i]] . w[columns[i]]: integers that may be added, [i, 20]."""
     x, w = _rows(x), _rows(w)
-    found = torch.empty((len(rows), _cpu.EXACT_LIMBS), dtype=torch.int64)
+    found = rows.new_empty((len(rows), _cpu.EXACT_LIMBS), dtype=torch.int64)
     _cpu.exact_limbs(
         x.data_ptr(), w.data_ptr(), x.shape[1], x.stride(0), w.stride(0), DTYPE_CODE[x.dtype],
         rows.data_ptr(), columns.data_ptr(), len(rows), found.data_ptr(),
@@ -168,7 +168,7 @@ def limbs(
 def value(held: torch.Tensor, term: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
     """R(what limbs [i, 20] hold + term): term fp32 [i] or None."""
     held = held.contiguous()
-    out = torch.empty(len(held), dtype=out_dtype)
+    out = held.new_empty(len(held), dtype=out_dtype)
     _cpu.exact_value(
         held.data_ptr(), 0 if term is None else term.data_ptr(), len(held), out.data_ptr(),
         DTYPE_CODE[out_dtype],

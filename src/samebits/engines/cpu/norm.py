@@ -14,7 +14,7 @@ from samebits.engines.cpu.reduce import KINDS, exp_sum, reduce_with_mean
 # From this length on, a single row is worth several threads.
 _LONG = 262144
 
-_empty, _empty_like = torch.empty, torch.empty_like
+_empty_like = torch.empty_like
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
@@ -37,7 +37,7 @@ def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, log: bool) -> torch.
     shape = x.shape
     n = shape[axis]
     code, to = DTYPE_CODE[x.dtype], DTYPE_CODE[dtype]
-    out = _empty(*shape, dtype=dtype)  # faster to parse than a tuple
+    out = x.new_empty(*shape, dtype=dtype)  # faster to parse than a tuple
     if n == 0:
         return out
     portable = family.portable()
@@ -82,7 +82,7 @@ def token_logprob(x: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> tor
         [...], or None if an id is not in [0, n).
     """
     x, rows, n, stride = _rows(x)
-    out = torch.empty(ids.shape, dtype=dtype)
+    out = x.new_empty(ids.shape, dtype=dtype)
     if not n:
         return out if not ids.numel() else None
     ok = _cpu.token_logprob(
@@ -135,7 +135,7 @@ def norm(
         else:
             x = x.contiguous()
             rows, stride = (x.numel() // n if n else 0), n
-        out = torch.empty(x.shape, dtype=dtype)
+        out = x.new_empty(x.shape)
     same = (weight is None or weight.dtype is dtype) and (bias is None or bias.dtype is dtype)
     if not same:
         weight, bias = _fp32(weight), _fp32(bias)
@@ -145,7 +145,7 @@ def norm(
         bias = bias.contiguous()
     mean = rstd = None
     if statistics is not None:
-        mean, rstd = torch.empty(rows), torch.empty(rows)
+        mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     _cpu.norm(
         centred,
         x.data_ptr(),
@@ -207,7 +207,7 @@ def affine(
         groups: 0 if the statistics are one per channel, else they are [batch, groups].
         mean, rstd: fp32, contiguous.
     """
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = x.new_empty(x.shape)
     weight, bias = _fp32(weight), _fp32(bias)
     if x.numel():
         _cpu.affine(
@@ -230,7 +230,7 @@ def scan(x: torch.Tensor, axis: int, dtype: torch.dtype, product: bool) -> torch
     """Running sum or product of `x` along `axis` >= 0; `dtype` is that of `x`, or float32."""
     x = x.contiguous()
     shape = x.shape
-    out = torch.empty(shape, dtype=dtype)
+    out = x.new_empty(shape, dtype=dtype)
     if x.numel():
         _cpu.scan(
             product,

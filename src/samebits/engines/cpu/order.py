@@ -18,8 +18,8 @@ def topk(x: torch.Tensor, k: int, largest: bool) -> tuple[torch.Tensor, torch.Te
     Returns values [rows, k] in x's dtype and indices [rows, k] int64.
     """
     rows, n = x.shape
-    values = torch.empty((rows, k), dtype=x.dtype)
-    indices = torch.empty((rows, k), dtype=torch.int64)
+    values = x.new_empty((rows, k))
+    indices = x.new_empty((rows, k), dtype=torch.int64)
     if rows and k:
         row_stride, stride = x.stride()
         _cpu.topk(
@@ -71,7 +71,7 @@ def scatter(
 
 def narrow(acc: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`acc` (float32, contiguous) rounded once to `dtype`; every NaN becomes the canonical one."""
-    out = torch.empty(acc.shape, dtype=dtype)
+    out = acc.new_empty(acc.shape, dtype=dtype)
     if acc.numel():
         _cpu.narrow(DTYPE_CODE[dtype], acc.data_ptr(), out.data_ptr(), acc.numel())
     return out
@@ -96,9 +96,9 @@ def embedding_bag(
         [bags, dim] int64 (-1 in an empty bag).
     """
     bags, dim = edges.numel() - 1, weight.shape[1]
-    out = torch.empty((bags, dim), dtype=weight.dtype)
-    counts = torch.empty(bags, dtype=torch.int64)
-    chosen = torch.full((bags, dim), -1, dtype=torch.int64) if mode == 2 else counts
+    out = weight.new_empty((bags, dim))
+    counts = weight.new_empty(bags, dtype=torch.int64)
+    chosen = weight.new_full((bags, dim), -1, dtype=torch.int64) if mode == 2 else counts
     if bags:
         _cpu.embedding_bag(
             DTYPE_CODE[weight.dtype],

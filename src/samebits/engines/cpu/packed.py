@@ -34,7 +34,8 @@ def pack(weight: torch.Tensor) -> Packed:
     """`weight` [N, K] of fp32, bf16 or fp16, any strides, in CPU memory; copied."""
     n, k = weight.shape
     code = DTYPE_CODE[weight.dtype]
-    words, ranges = (torch.empty(size, dtype=torch.uint8) for size in _cpu.packed_size(n, k, code))
+    sizes = _cpu.packed_size(n, k, code)
+    words, ranges = (weight.new_empty(size, dtype=torch.uint8) for size in sizes)
     _cpu.pack_weight(
         weight.data_ptr(), n, k, weight.stride(0), weight.stride(1), code, words.data_ptr(),
         ranges.data_ptr(),

@@ -124,7 +124,7 @@ def result_like(*operands: Tensor) -> Tensor:
     total = _shadow(operands[0])
     for x in operands[1:]:
         total = torch.ops.aten.add.Tensor(total, _shadow(x))
-    return torch.empty_strided(total.shape, total.stride(), dtype=total.dtype)
+    return torch.empty_strided(total.shape, total.stride(), dtype=total.dtype, device="cpu")
 
 
 def _shadow(x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _dense(x: Tensor, y: Tensor) -> Tensor:
     """`x` broadcast to `y` and laid out like it."""
     if x.shape == y.shape and x.stride() == y.stride():
         return x
-    return torch.empty_strided(y.shape, y.stride(), dtype=y.dtype).copy_(x)
+    return y.new_empty_strided(y.shape, y.stride()).copy_(x)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -53,7 +53,7 @@ def reduce(
     if kind == KINDS["logsumexp"] and family.portable():
         return _logsumexp(x, axes, dtype).view(kept)
     # Unpacked sizes are faster to parse than a tuple.
-    out = torch.empty(*kept, dtype=dtype) if kept else torch.empty((), dtype=dtype)
+    out = x.new_empty(*kept, dtype=dtype) if kept else x.new_empty((), dtype=dtype)
     _cpu.reduce(
         kind,
         x.data_ptr(),
@@ -76,7 +76,7 @@ def _logsumexp(x: torch.Tensor, axes: tuple[int, ...], dtype: torch.dtype) -> to
     n = math.prod(x.shape[a] for a in axes)
     count = math.prod(x.shape[a] for a in kept)
     rows = x.permute(*kept, *axes).reshape(count, n).contiguous()
-    out = torch.empty(count, dtype=dtype)
+    out = x.new_empty(count, dtype=dtype)
     _cpu.wide_logsumexp(
         rows.data_ptr(), DTYPE_CODE[x.dtype], count, n, n, out.data_ptr(), DTYPE_CODE[dtype]
     )
@@ -93,7 +93,7 @@ def reduce_with_mean(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``var`` or ``std`` together with the mean, which is computed anyway."""
     shape = _kept(x.shape, axes, keepdim)
-    out, mean = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    out, mean = x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
     _cpu.reduce(
         kind,
         x.data_ptr(),
@@ -113,7 +113,7 @@ def reduce_with_mean(
 def exp_sum(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The maximum m of `x` along `axis` and the sum of ``exp(x - m)``, both fp32, axis dropped."""
     shape = _kept(x.shape, (axis,), False)
-    total, maximum = torch.empty(shape), torch.empty(shape)
+    total, maximum = (x.new_empty(shape, dtype=torch.float32) for _ in range(2))
     _cpu.reduce(
         KINDS["exp_sum"],
         x.data_ptr(),

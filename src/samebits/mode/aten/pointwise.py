@@ -35,11 +35,11 @@ def scalar_code(call: Fn, *tensors: Tensor) -> Tensor:
     n = like.numel()
     spread = []
     for x in tensors:
-        room = torch.zeros(2 * n + 2, dtype=x.dtype)[::2]
+        room = x.new_zeros(2 * n + 2)[::2]
         room[:n].copy_(x.expand(like.shape).reshape(-1))
         spread.append(room)
     y: Tensor = call(*spread)[:n].reshape(like.shape)
-    return torch.empty_strided(like.shape, like.stride(), dtype=y.dtype).copy_(y)
+    return y.new_empty_strided(like.shape, like.stride()).copy_(y)
 
 
 def _promoted(original: Stock, spread: bool, fn: Fn, x: Tensor, *rest: Any) -> Any:

@@ -32,6 +32,8 @@ def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> 
             f"{op}: {name} is {str(x.dtype).removeprefix('torch.')}; the contract covers {names}. "
             f"Convert {name} first"
         )
+    if x.is_neg():
+        raise DTypeError(f"{op}: {name} is a negation not yet done: pass {name}.resolve_neg()")
     if x.device.type != "cpu":
         raise DTypeError(f"{op}: {name} is on {x.device}; this engine computes on the CPU")
     if like is not None and x.dtype is not like.dtype:
@@ -56,6 +58,7 @@ def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None
             and v.is_cpu
             and q.layout is k.layout is v.layout is torch.strided
             and not (q.is_nested or k.is_nested or v.is_nested)
+            and not (q.is_neg() or k.is_neg() or v.is_neg())
         ):
             return
     except AttributeError:

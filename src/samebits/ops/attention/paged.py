@@ -61,7 +61,7 @@ def step(
                 f"{op}: seq_lens must lie in 0..{table.size(1) * page} (pages in block_table times "
                 "page size)"
             )
-        used = torch.arange(table.size(1))[None, :] * page < lens[:, None]
+        used = torch.arange(table.size(1), device=table.device)[None, :] * page < lens[:, None]
         if bool((used & ((table < 0) | (table >= pages))).any()):
             raise ShapeError(f"{op}: block_table names a page outside 0..{pages - 1}")
     q_lens = cu_q.diff()

@@ -65,7 +65,7 @@ def binned_sum(
     Raises:
         DTypeError, ShapeError, SamebitsError: as `augmented_addition`; or a dim out of range.
     """
-    _check("binned_sum", x)
+    x = _checked("binned_sum", x)
     axes = axes_of("binned_sum", dim, x.dim())
     kept = [i for i in range(x.dim()) if i not in axes]
     moved = x.permute(*kept, *axes) if x.dim() else x
@@ -78,8 +78,7 @@ def binned_sum(
 
 def _run(op: AugmentedOp, x: torch.Tensor, y: torch.Tensor) -> Pair:
     name = f"augmented_{op}"
-    _check(name, x)
-    _check(name, y)
+    x, y = _checked(name, x), _checked(name, y)
     if x.dtype is not y.dtype:
         raise DTypeError(f"{name}: {x.dtype} and {y.dtype}: convert one")
     try:
@@ -91,7 +90,8 @@ def _run(op: AugmentedOp, x: torch.Tensor, y: torch.Tensor) -> Pair:
     return engine.augmented(op, x.contiguous(), y.contiguous())
 
 
-def _check(op: str, x: torch.Tensor) -> None:
+def _checked(op: str, x: torch.Tensor) -> torch.Tensor:
+    """`x`, if the engine can read it."""
     if x.dtype not in (torch.float32, torch.float64) or x.layout is not torch.strided:
         raise DTypeError(
             f"{op} takes dense float32 or float64 tensors, not {x.layout} {x.dtype}: bf16 and fp16 "
@@ -101,3 +101,4 @@ def _check(op: str, x: torch.Tensor) -> None:
         raise DTypeError(f"{op} computes on a CPU, not on {x.device}: move the tensor with .cpu()")
     if x.requires_grad and torch.is_grad_enabled():
         raise SamebitsError(f"{op} has no backward: use torch.no_grad() or .detach()")
+    return x.resolve_neg() if x.is_neg() else x

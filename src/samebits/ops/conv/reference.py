@@ -63,7 +63,7 @@ def conv_transpose(
 ) -> torch.Tensor:
     """x [B, C, ...], weight [C, O/groups, k...], output_padding 0: the definition in `ops.conv`."""
     sizes = [(s - 1) * stride + 1 for s in x.shape[2:]]
-    spread = torch.zeros(*x.shape[:2], *sizes, dtype=x.dtype)
+    spread = x.new_zeros(*x.shape[:2], *sizes)
     spread[every([slice(None, None, stride)] * len(sizes))] = x
     parts = [part.flip(list(range(2, part.dim()))).transpose(0, 1) for part in weight.chunk(groups)]
     span = dilation * (weight.shape[2] - 1)

@@ -42,8 +42,7 @@ def attention(
     Raises:
         ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
     """
-    for x in (q, k, v):
-        checked("attention", x)
+    q, k, v = (checked("attention", x) for x in (q, k, v))
     if not (q.dtype is k.dtype is v.dtype) or not q.device == k.device == v.device:
         raise DTypeError("exact.attention: q, k and v must have one dtype and one device")
     if q.dim() < 3 or k.dim() != q.dim() or v.dim() != q.dim():
@@ -56,7 +55,8 @@ def attention(
             f"exact.attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do "
             "not fit"
         )
-    factor = torch.full((), 1 / math.sqrt(d) if scale is None else scale, device=q.device)
+    scale = 1 / math.sqrt(d) if scale is None else scale
+    factor = torch.full((), scale, dtype=torch.float32, device=q.device)
     seen, added = _visible(q, keys, causal, q_start, mask)
     group = heads // kv_heads
     items = math.prod(lead) * kv_heads

@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 
 from samebits.engines.cpu import exact as cpu
+from samebits.errors import DTypeError
 from samebits.ops import pointwise
 from samebits.ops.checks import engine_tensor
 
@@ -22,6 +23,18 @@ _NAN = {
 def checked(op: str, x: torch.Tensor) -> torch.Tensor:
     """`x`, if an engine can read it; errors as `engine_tensor`."""
     return engine_tensor(f"exact.{op}", x, gpu=True)
+
+
+def result_type(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, if results of an operation on x may have it.
+
+    Raises:
+        DTypeError: it is neither x's nor fp32.
+    """
+    if dtype not in (x.dtype, torch.float32):
+        own = "torch.float32" if x.dtype is torch.float32 else f"{x.dtype} or torch.float32"
+        raise DTypeError(f"exact.{op}: {name} must be {own}, not {dtype}")
+    return dtype
 
 
 def product(

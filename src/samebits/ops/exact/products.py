@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.exact.engine import checked, product
+from samebits.ops.exact.engine import checked, product, result_type
 
 
 def linear(
@@ -112,8 +112,7 @@ def _product(
             f"exact.{op}: operands are {x.dtype} on {x.device} and {w.dtype} on {w.device}: they "
             "must have one dtype and one device"
         )
-    if out not in (x.dtype, torch.float32):
-        raise DTypeError(f"exact.{op}: out_dtype must be {x.dtype} or torch.float32, not {out}")
+    result_type(op, "out_dtype", x, out)
     if bias is None:
         return product(x, w, None, out)
     bias = checked(op, bias)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from samebits.engines.cpu import DTYPE_CODE
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.checks import axes_of, axis_of
 from samebits.ops.exact import engine
-from samebits.ops.exact.engine import checked, norm, rows
+from samebits.ops.exact.engine import checked, norm, result_type, rows
 
 Dim = int | Sequence[int] | None
 
@@ -92,7 +91,7 @@ def rms_norm(
         ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
     """
     x = checked("rms_norm", x)
-    _parameters("rms_norm", x, weight=weight)
+    (weight,) = _parameters("rms_norm", x, weight=weight)
     return norm(x, weight, None, eps, layer=False)
 
 
@@ -104,13 +103,14 @@ def layer_norm(
 ) -> torch.Tensor:
     """``fma((x - u) * r, weight, bias)`` with exact sums for ``u`` and ``r``; as `rms_norm`."""
     x = checked("layer_norm", x)
-    _parameters("layer_norm", x, weight=weight, bias=bias)
+    weight, bias = _parameters("layer_norm", x, weight=weight, bias=bias)
     return norm(x, weight, bias, eps, layer=True)
 
 
 def _rows_along(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     """`x` with `dim` as the last axis."""
-    axis = axis_of(op, dim, checked(op, x).dim())
+    x = checked(op, x)
+    axis = axis_of(op, dim, x.dim())
     return x.movedim(axis, -1) if x.dim() else x.view(1)
 
 
@@ -146,19 +146,21 @@ def _shaped(y: torch.Tensor, x: torch.Tensor, dim: Dim, keepdim: bool, op: str) 
 
 def _type(op: str, x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     out = x.dtype if dtype is None else dtype
-    if out not in (x.dtype, torch.float32) or out not in DTYPE_CODE:
-        raise DTypeError(f"exact.{op}: dtype must be {x.dtype} or torch.float32, not {out}")
-    return out
+    return result_type(op, "dtype", x, out)
 
 
-def _parameters(op: str, x: torch.Tensor, **parameters: torch.Tensor | None) -> None:
+def _parameters(
+    op: str, x: torch.Tensor, **parameters: torch.Tensor | None
+) -> list[torch.Tensor | None]:
+    """The parameters, as an engine can read them."""
     if not x.dim():
         raise ShapeError(f"exact.{op}: a scalar has no axis to normalise")
-    for name, p in parameters.items():
+    found = [None if p is None else checked(op, p) for p in parameters.values()]
+    for name, p in zip(parameters, found, strict=True):
         if p is None:
             continue
-        checked(op, p)
         if p.shape != x.shape[-1:]:
             raise ShapeError(f"exact.{op}: {name} {tuple(p.shape)} does not fit {tuple(x.shape)}")
         if p.dtype is not x.dtype or p.device != x.device:
             raise DTypeError(f"exact.{op}: {name} must be {x.dtype} on {x.device}")
+    return found

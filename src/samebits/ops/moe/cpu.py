@@ -53,11 +53,11 @@ def grouped_linear(
     shape = x.shape[:1] if ids is None else ids.shape
     flat = None if ids is None else ids.reshape(-1)
     slots_per_row = shape[1] if len(shape) == 2 else 1
-    out = torch.zeros(shape.numel(), n, dtype=out_dtype)
+    out = x.new_zeros(shape.numel(), n, dtype=out_dtype)
     for expert in range(experts):
         if flat is None:
             assert offsets is not None
-            slots = torch.arange(int(offsets[expert]), int(offsets[expert + 1]))
+            slots = torch.arange(*offsets[expert : expert + 2].tolist(), device=x.device)
         else:
             slots = (flat == expert).nonzero()[:, 0]
         if slots.numel():
@@ -95,7 +95,7 @@ def slots(
 
 def combine(y: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
     weights = topk_weights.to(torch.float32)
-    acc = torch.zeros(y.shape[0], y.shape[2])
+    acc = y.new_zeros(y.shape[0], y.shape[2], dtype=torch.float32)
     for slot in range(y.shape[1]):
         acc = acc + weights[:, slot, None] * y[:, slot].to(torch.float32)
     return scatter.narrow(acc, y.dtype)

@@ -59,10 +59,11 @@ def row_length(
     return math.prod(shape)
 
 
-def _parameters(op: str, *parameters: torch.Tensor | None, gpu: bool = False) -> None:
-    for p in parameters:
-        if p is not None:
-            engine_tensor(op, p, gpu=gpu)
+def _parameters(
+    op: str, *parameters: torch.Tensor | None, gpu: bool = False
+) -> list[torch.Tensor | None]:
+    """The parameters, as an engine can read them."""
+    return [None if p is None else engine_tensor(op, p, gpu=gpu) for p in parameters]
 
 
 @overload
@@ -158,7 +159,7 @@ def _norm(
         y = engine.norm(total, n, weight, bias, eps, centred=op == "layer_norm")[0]
         return y if residual is None else (y, total)
     x = engine_tensor(op, x, gpu=True)
-    _parameters(op, weight, bias, residual, gpu=True)
+    weight, bias, residual = _parameters(op, weight, bias, residual, gpu=True)
     n = row_length(op, x, normalized_shape, weight, bias)
     if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
         raise ShapeError(
@@ -233,7 +234,7 @@ def group_norm(
         DTypeError: see `checks`.
     """
     x = engine_tensor("group_norm", x)
-    _parameters("group_norm", weight, bias)
+    weight, bias = _parameters("group_norm", weight, bias)
     if x.dim() < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise ShapeError(f"group_norm: {tuple(x.shape)} does not divide into {num_groups} groups")
     _per_channel("group_norm", x.shape[1], weight, bias)
@@ -259,11 +260,12 @@ def batch_norm(
         DTypeError: see `checks`.
     """
     x = engine_tensor("batch_norm", x)
-    _parameters("batch_norm", running_mean, running_var, weight, bias)
+    mean, var = (engine_tensor("batch_norm", p) for p in (running_mean, running_var))
+    weight, bias = _parameters("batch_norm", weight, bias)
     if x.dim() < 2:
         raise ShapeError(f"batch_norm: {tuple(x.shape)} has no channel axis")
-    _per_channel("batch_norm", x.shape[1], running_mean, running_var, weight, bias)
-    return batch_norm_with(x, running_mean, running_var, weight, bias, eps)[0]
+    _per_channel("batch_norm", x.shape[1], mean, var, weight, bias)
+    return batch_norm_with(x, mean, var, weight, bias, eps)[0]
 
 
 def batch_norm_with(

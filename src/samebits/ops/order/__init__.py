@@ -43,7 +43,7 @@ def topk(
     if x.dtype not in cpu.DTYPE_CODE or x.device.type not in ("cpu", "cuda") or k == 0:
         values, indices = sort(x, dim, descending=largest)
         return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
-    last = x.movedim(dim, -1)
+    last = (x.resolve_neg() if x.is_neg() else x).movedim(dim, -1)
     rows = last.reshape(math.prod(last.shape[:-1]), n)
     values, indices = _engine(x).topk(rows, k, largest)
     shape = (*last.shape[:-1], k)

@@ -51,6 +51,8 @@ def rotary(
             f"{x.dtype}, {cos.dtype} and {sin.dtype}: convert them first"
         )
     one_device("rotary", x, cos, sin, positions)
+    if x.is_neg() or cos.is_neg() or sin.is_neg():
+        x, cos, sin = x.resolve_neg(), cos.resolve_neg(), sin.resolve_neg()
     d = x.shape[-1] if x.dim() else 0
     if d == 0 or d % 2:
         raise ShapeError(f"rotary needs an even last axis, not shape {tuple(x.shape)}")

@@ -26,8 +26,8 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Tokens [R] and their logarithmic probabilities [R] or None."""
     rows = logits.shape[0]
-    tokens = torch.empty(rows, dtype=torch.int64)
-    scores = torch.empty(rows, dtype=torch.float32) if logprobs else None
+    tokens = logits.new_empty(rows, dtype=torch.int64)
+    scores = logits.new_empty(rows, dtype=torch.float32) if logprobs else None
     for row in range(rows):
         k = 0 if top_k is None else int(top_k[row])
         x = logits[row].to(torch.float32)
@@ -52,7 +52,7 @@ def draw(
         tokens[row] = argmax(score)
         if scores is not None:
             total = mass[left.numpy()].sum(dtype=np.int64)
-            log_mass = unary("log", torch.tensor([total.astype(np.float32) / _SCALE]))
+            log_mass = unary("log", z.new_tensor([total.astype(np.float32) / _SCALE]))
             scores[row] = d[tokens[row]] - log_mass[0]
     return tokens, scores
 

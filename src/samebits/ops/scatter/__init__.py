@@ -304,6 +304,7 @@ def _finished(acc: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _rows(src: torch.Tensor) -> torch.Tensor:
     src = src.flatten(1) if src.dim() > 1 else src[:, None]
+    src = src.resolve_neg() if src.is_neg() else src
     return src if src.shape[1] <= 1 or src.stride(1) == 1 else src.contiguous()
 
 

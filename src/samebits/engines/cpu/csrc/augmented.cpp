@@ -41,28 +41,34 @@ double round_even(__int128 value, bool rest, int exponent) {
   return negative ? -v : v;
 }
 
-float result_of(const Bins& b, int bin, float) {
+/// `Bins` of a whole row: 2^23 deposits of fp64 already fill 64 bits.
+struct Totals {
+  __int128 total[3];
+};
+
+float result_of(const Totals& b, int bin, float) {
   FixedSum sum;
   for (int i = 0; i < 3; ++i)
     for (int part = 0; part < 2; ++part) {  // a total may have more than the 48 bits that add() takes
-      const int64_t low = b.total[i] & 0xffffffff, high = (b.total[i] - low) / (int64_t{1} << 32);
+      const auto total = static_cast<int64_t>(b.total[i]);  // below 2^13 an element
+      const int64_t low = total & 0xffffffff, high = (total - low) / (int64_t{1} << 32);
       sum.add(part ? high : low, kBinWidth32 * (bin - i) + 32 * part);
     }
   return sum.value(DType::f32);
 }
 
-double result_of(const Bins& b, int bin, double) {
+double result_of(const Totals& b, int bin, double) {
   constexpr int w = kBinWidth64;
   constexpr int64_t unit = int64_t{1} << w;
   // Totals of the lower bins are brought into [0, 2^w); a floor, so that what is left is not negative.
-  const auto floor_of = [](int64_t v) { return v >> w; };
-  int64_t t[3] = {b.total[0], b.total[1], b.total[2]};
+  const auto floor_of = [](__int128 v) { return v >> w; };
+  __int128 t[3] = {b.total[0], b.total[1], b.total[2]};
   t[1] += floor_of(t[2]);
   t[2] -= floor_of(b.total[2]) * unit;
-  const int64_t up = floor_of(t[1]);
+  const __int128 up = floor_of(t[1]);
   t[0] += up;
   t[1] -= up * unit;
-  __int128 v = static_cast<__int128>(t[0]) * unit + t[1];
+  const __int128 v = t[0] * unit + t[1];
   const bool wide = v > (static_cast<__int128>(1) << 80) || v < -(static_cast<__int128>(1) << 80);
   if (!wide) return round_even(v * unit + t[2], false, w * (bin - 2));
   // One bit more holds whether anything is left; with it a tie is seen, or none where there is none.
@@ -108,7 +114,7 @@ void binned_sum(const T* x, int64_t rows, int64_t row, int64_t n, T* out) {
       out[r] = plain != plain ? static_cast<T>(__builtin_nan("")) : plain;
       continue;
     }
-    Bins total{{0, 0, 0}};
+    Totals total{{0, 0, 0}};
     for (int64_t p = 0; p < pieces; ++p)
       for (int b = 0; b < 3; ++b) total.total[b] += bins[static_cast<size_t>(r * pieces + p)].total[b];
     out[r] = result_of(total, bin_of(static_cast<double>(m), width), T{});

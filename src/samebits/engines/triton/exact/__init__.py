@@ -30,8 +30,8 @@ from samebits.engines.triton.launch import launch
 _MANY = 96
 #: Rows that do not fill the chip.
 _FEW_ROWS = 264
-#: Items of a batch that a grid's third axis takes.
-_MOST_ITEMS = 65535
+#: Rows, or items of a batch, that a grid's second and third axes take.
+_MOST = 65535
 #: Parts of k that are joined at a time.
 _MOST_PARTS = 32
 
@@ -51,13 +51,14 @@ def product(
     if y.numel() == 0:
         return y, None
     items = x.shape[0] if x.dim() == 3 else 1
-    if items > _MOST_ITEMS:
-        parts = [slice(i, i + _MOST_ITEMS) for i in range(0, items, _MOST_ITEMS)]
+    if max(items, m) > _MOST:
+        axis = 0 if items > _MOST else -2
+        term = None if c is None else c.expand(y.shape).split(_MOST, axis)
         done = [
-            product(x[p], w[p], None if c is None else c.expand(y.shape)[p], out_dtype)[0]
-            for p in parts
+            product(part, w.split(_MOST)[i] if axis == 0 else w, term and term[i], out_dtype)[0]
+            for i, part in enumerate(x.split(_MOST, axis))
         ]
-        return torch.cat(done), None
+        return torch.cat(done, axis), None
     wide(x, w, c, y, m, n, k, items)
     return y, None
 
@@ -95,7 +96,7 @@ def _parts(
     steps = max(1, -(-words // bk))
     # As many parts as fill the chip, of four steps at least.
     blocks = 640 if few else 1024
-    parts = max(1, min(blocks // tiles, steps // 4, _MOST_ITEMS // items, _MOST_PARTS))
+    parts = max(1, min(blocks // tiles, steps // 4, _MOST // items, _MOST_PARTS))
     span = -(-steps // parts) * bk
     kinds = ((m, n), torch.float64), ((m,), torch.float32), ((n,), torch.float32)
     made = [torch.empty((parts, items, *s), dtype=d, device=x.device) for s, d in kinds]
@@ -113,10 +114,11 @@ def partial(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     (m, k), n = x.shape, w.shape[0]
     y = torch.empty((m, n), dtype=torch.float64, device=x.device)
     e = torch.empty_like(y)
-    if y.numel():
-        *made, terms = _parts(x, w, m, n, k, 1)
+    for at in range(0, m if n else 0, _MOST):
+        some, rows = x[at : at + _MOST], min(_MOST, m - at)
+        *made, terms = _parts(some, w, rows, n, k, 1)
         grid, parts, tile = _join(made[0])
-        launch(partial_kernel, grid, *made, y, e, m, n, terms, parts, **tile)
+        launch(partial_kernel, grid, *made, y[at:], e[at:], rows, n, terms, parts, **tile)
     return y, e
 
 

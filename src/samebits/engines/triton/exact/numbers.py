@@ -153,4 +153,4 @@ def rounded_digits(digits, OUT: tl.constexpr):
         y = tl.where(y > 65504.0, float("inf"), y)
     if tl.bfloat16 == OUT:
         y = tl.where(y > 3.3895313892515355e38, float("inf"), y)
-    return tl.where(negative, -y, y)
+    return tl.where(negative, y * -1.0, y)  # -y would be 0 - y, which has no -0

@@ -28,6 +28,8 @@ _MODULI = (256, 253, 251, 247, 241, 239, 233)
 MODULI = tl.constexpr(_MODULI)
 #: Products that int32 sums.
 LONGEST = 1 << 16
+#: Rows of x at a time: what a grid's second axis takes.
+_ROWS = 65535
 #: k is filled up with zeros to a multiple of this.
 STEP = 128
 #: Whole numbers are below 2^MOST: their quotients are found in fp32.
@@ -306,7 +308,9 @@ def sum_kernel(
             sums, rest = two_sum(sums, d.to(tl.float64))
             e += tl.abs(rest)
         e += _lost(top, loss, tops, losses)
+        # A row that is not finite has no residues: its sums are nothing, whatever c makes of them.
         result, sure = certain(sums, tl.where(e < float("inf"), e, float("inf")), OUT)
+        sure &= e < float("inf")
         tl.store(y + columns, result, mask=here)
         open_ = tl.min(tl.where(here & ~sure, number, BLOCK), 0)
     if open_ < BLOCK:
@@ -410,5 +414,9 @@ def by_residues(
     Columns of x and w are contiguous; c is fp32 and expands to y.
     """
     moduli = moduli_of(x.dtype)
-    a, b = Residues(x, moduli), Residues(w, moduli)
-    settle_sums(products(a, b, **tile), a, b, x, w, c, y)
+    b, term = Residues(w, moduli), None if c is None else c.expand(y.shape)
+    for at in range(0, len(x), _ROWS):
+        rows = slice(at, at + _ROWS)
+        a = Residues(x[rows], moduli)
+        of = None if term is None else term[rows]
+        settle_sums(products(a, b, **tile), a, b, x[rows], w, of, y[rows])

@@ -203,7 +203,11 @@ def column_kernel(x, y, terms, n, stride, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float64)
     lost = tl.zeros([BLOCK], tl.float64)
     for t in range(terms):
-        d = tl.load(x + t * stride + i, mask=here, other=0.0).to(tl.float32).to(tl.float64)
+        d = (
+            tl.load(x + tl.cast(t, tl.int64) * stride + i, mask=here, other=0.0)
+            .to(tl.float32)
+            .to(tl.float64)
+        )
         total, rest = two_sum(total, d)
         lost += tl.abs(rest)
     result, sure = certain(total, lost, OUT)
@@ -225,9 +229,10 @@ def join_kernel(y, e, out, left, parts, n, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float64)
     lost = tl.zeros([BLOCK], tl.float64)
     for p in range(parts):
-        d = tl.load(y + p * n + i, mask=here, other=0.0)
+        at = tl.cast(p, tl.int64) * n + i
+        d = tl.load(y + at, mask=here, other=0.0)
         total, rest = two_sum(total, d)
-        lost += tl.load(e + p * n + i, mask=here, other=0.0) * SLACK + tl.abs(rest)
+        lost += tl.load(e + at, mask=here, other=0.0) * SLACK + tl.abs(rest)
     result, sure = certain(total, lost, OUT)
     tl.store(out + i, result, mask=here)
     tl.store(left + i, ~sure, mask=here)

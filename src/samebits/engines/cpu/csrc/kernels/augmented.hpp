@@ -6,7 +6,7 @@ namespace samebits {
 
 enum class Augmented : int { addition = 0, subtraction = 1, multiplication = 2 };
 
-/// What a row's elements sum up to in units of 1, 2^-W and 2^-2W, after a division by 2^(W * bin).
+/// What up to 2^22 elements of a row sum up to in units of 1, 2^-W and 2^-2W, after a division by 2^(W * bin).
 struct Bins {
   int64_t total[3];
 };
