@@ -126,7 +126,7 @@ inline void store_flag(u64 at, u32 x) {
   __atomic_store_n((u32*)at, x, __ATOMIC_RELEASE);
 }
 inline u32 load_flag(u64 at) {
-  std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::microseconds(20));
   return __atomic_load_n((u32*)at, __ATOMIC_ACQUIRE);
 }
 inline void tell_host(u64 at, u32 x) { __atomic_store_n((u32*)at, x, __ATOMIC_SEQ_CST); }

@@ -74,7 +74,7 @@ Out expected(const Call& call, u32 i) {
 
 int main(int count, char** words) {
   const int calls = std::atoi(words[1]), dies = count > 2 ? std::atoi(words[2]) : -1;
-  const u64 patience = dies < 0 ? 100'000'000'000 : 3'000'000'000;
+  const u64 patience = dies < 0 ? 100'000'000'000 : 8'000'000'000;
   std::vector<uint4> memory[RANKS];
   u64 bases[RANKS];
   Counters counters[RANKS] = {};
