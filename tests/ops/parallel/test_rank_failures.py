@@ -85,6 +85,24 @@ def killed(index: int, size: int) -> None:
         step()
 
 
+def killed_on_gpus(index: int, size: int) -> None:
+    """Over peer memory, where a kernel does the waiting; ranks may share a GPU."""
+    torch.cuda.set_device(index % torch.cuda.device_count())
+    group = dist.group.WORLD
+    x, w = (torch.ones(n, 1024, device="cuda", dtype=torch.bfloat16) for n in (4, 64))
+    with torch.no_grad():
+        whole = ops.row_parallel_linear(x, w, group=group)
+        assert bool((whole == 1024 * size).all())
+        assert ops.parallel.transport(group) == "peer memory"
+        ops.parallel.agree(group, timeout=TIMEOUT)
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        late = ops.row_parallel_linear(x, w, group=group)
+        torch.cuda.synchronize()
+        assert bool(late.isnan().all())
+        ops.row_parallel_linear(x, w, group=group)
+
+
 def killed_before_it_came(index: int, size: int) -> None:
     if index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -170,6 +188,13 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     for index in (i for i in range(size) if i != 1):
         assert f"RankError: rank {index} of {size}: the exchange" in str(found[index])
         assert "died, raised an error or did not answer" in str(found[index])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none is visible")
+def test_a_rank_that_is_killed_on_gpus(tmp_path: Path) -> None:
+    found = errors(tmp_path, "killed_on_gpus")
+    assert found[1] is None
+    assert f"RankError: rank 0 of 2: rank 1 did not answer within {TIMEOUT:g} s" in str(found[0])
 
 
 def test_a_rank_that_is_killed_before_it_came(tmp_path: Path) -> None:
