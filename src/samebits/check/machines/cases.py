@@ -1,7 +1,7 @@
 """What every machine computes for a record: the same operands everywhere, made from integers.
 
-A case runs an operation of torch on one device, and evaluates a contract at some of its results.
-Which operands and results those are follows from the case's name and sizes alone.
+A case runs an operation of torch on one device, and evaluates a contract. Which operands those are,
+and which results a record samples, follows from the case's name and sizes alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from samebits.contract import Contract
 from samebits.contract.exact.contract import ExactContract
 from samebits.contract.intervals.interval import Interval
-from samebits.contract.operands import Operand
 from samebits.contract.random import philox
 from samebits.engines import family
 from samebits.models import tiny
@@ -79,12 +78,12 @@ class Case(ABC):
         """The results that a record keeps."""
         return result.flatten()[:16]
 
-    def evaluated(self, contract: Contract) -> Operand:
-        """The same results by a contract."""
+    def evaluated(self, contract: Contract) -> torch.Tensor:
+        """The whole result by a contract."""
         raise NotImplementedError
 
     def interval(self, contract: Contract, order: str) -> Interval:
-        """Between which numbers they lie."""
+        """Between which numbers the sampled results lie."""
         raise NotImplementedError
 
     @property
@@ -114,8 +113,10 @@ class Linear(Case):
         rows, columns = self._places
         return result[rows][:, columns]
 
-    def evaluated(self, contract: Contract) -> Operand:
-        return contract.evaluate(*self._sample, out_dtype=self.dtype)
+    def evaluated(self, contract: Contract) -> torch.Tensor:
+        y = contract.evaluate(*self._operands, out_dtype=self.dtype)
+        assert isinstance(y, torch.Tensor)
+        return y
 
     def interval(self, contract: Any, order: str) -> Interval:
         return contract.interval(*self._sample, out_dtype=self.dtype, order=order)  # type: ignore[no-any-return]
@@ -172,10 +173,10 @@ class Row(Case):
     def sampled(self, result: torch.Tensor) -> torch.Tensor:
         return result if result.dim() == 1 else result[:, :: max(1, self.n // 8)]
 
-    def evaluated(self, contract: Contract) -> Operand:
+    def evaluated(self, contract: Contract) -> torch.Tensor:
         y = contract.evaluate(*self._operands, out_dtype=self.dtype)
         assert isinstance(y, torch.Tensor)
-        return self.sampled(y)
+        return y
 
     def interval(self, contract: Any, order: str) -> Interval:
         found = contract.interval(*self._operands, out_dtype=self.dtype, order=order)
@@ -217,15 +218,13 @@ class Attention(Case):
     def sampled(self, result: torch.Tensor) -> torch.Tensor:
         return result[0, 1, ::2, :16]
 
-    def evaluated(self, contract: Contract) -> Operand:
-        q, k, v, seen = self._sample
-        if isinstance(contract, ExactContract):
-            heads = (t.unsqueeze(0) for t in (q, k, v))
-            y = contract.evaluate(*heads, mask=seen[None], out_dtype=self.dtype)
-            return y[0, :, :16]
-        y = contract.evaluate(q, k, v, seen=seen, out_dtype=self.dtype)
+    def evaluated(self, contract: Contract) -> torch.Tensor:
+        q, k, v = self._operands
+        if not isinstance(contract, ExactContract):  # which shares keys among heads itself
+            k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+        y = contract.evaluate(q, k, v, causal=True, out_dtype=self.dtype)
         assert isinstance(y, torch.Tensor)
-        return y[..., :16]
+        return y
 
     def interval(self, contract: Any, order: str) -> Interval:
         q, k, v, seen = self._sample

@@ -1,8 +1,8 @@
 """Two records, case by case: equal, explained by their contracts, or a defect of one machine.
 
-Contracts are evaluated here, on a CPU, at the sampled results. So a difference between two
-machines is not a matter of tolerance: a machine either has the bits of its contract, or it does
-not, and it is said which one does not.
+Where bits differ the contracts are evaluated here, on a CPU: every result of a case, so that a
+digest decides, not a sample. So a difference between two machines is not a matter of tolerance: a
+machine either has the bits of its contract, or it does not, and it is said which one does not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from samebits import bits
 from samebits.check.machines.cases import DTYPES, Case, cases
-from samebits.check.machines.record import Entry, Record
+from samebits.check.machines.record import Entry, Record, digest
 from samebits.contract import Contract, parse
 from samebits.contract.exact.contract import ExactContract
 from samebits.contract.intervals.interval import Interval
-from samebits.errors import ContractError, SettingError
+from samebits.errors import ContractError, SamebitsError, SettingError
 
 Verdict = Literal["equal", "explained", "defect", "missing"]
 
@@ -121,34 +121,44 @@ def _contract(entry: Entry) -> Contract | None:
 
 
 def _different(a: Entry, b: Entry, case: Case, contracts: tuple[Contract, Contract]) -> Line:
-    """Two results with different bits, held to their contracts at the sample."""
-    wrong = []
-    for entry, contract, which in zip((a, b), contracts, (False, True), strict=True):
-        if problem := _problem(entry, case, contract):
-            wrong.append(f"the {_ordinal(which)} {problem}")
+    """Two results with different bits, held to their contracts."""
+    wrong, right = [], [_right(a, case, contract) for contract in contracts]
+    for i, entry in enumerate((a, b)):
+        if problem := _problem(entry, case, contracts[i], right[i]):
+            wrong.append(f"the {_ordinal(i == 1)} {problem}")
     x, y = _values(a, case), _values(b, case)
     apart = np.abs(x - y)
     worst = int(np.nanargmax(np.where(np.isfinite(apart), apart, -1)))
-    widths = sum(_interval(case, c, "contract").width.flatten()[worst] for c in contracts)
+    between = (_interval(case, contracts[i], right[i], "contract") for i in range(2))
+    widths = sum(interval.width.flatten()[worst] for interval in between)
     distance = float(apart[worst]), float(widths)
     if wrong:
         return Line(a.name, "defect", "; ".join(wrong), *distance)
-    if contracts[0] == contracts[1]:
-        why = "one contract, different bits; the sampled ones are right on both machines"
-        return Line(a.name, "defect", why, *distance)
     return Line(a.name, "explained", f"{_what(*contracts)}; each has its own bits", *distance)
 
 
-def _problem(entry: Entry, case: Case, contract: Contract) -> str:
-    """What is wrong with a machine's sample, or ""."""
-    right = case.evaluated(contract)
-    assert isinstance(right, torch.Tensor)
-    expected = bits.view(right).flatten().numpy()
+def _right(entry: Entry, case: Case, contract: Contract) -> torch.Tensor:
+    """What a contract gives."""
+    try:
+        return case.evaluated(contract)
+    except (TypeError, SamebitsError) as error:
+        raise SettingError(f"{entry.name}: its contract is another operation's: {error}") from None
+
+
+def _problem(entry: Entry, case: Case, contract: Contract, right: torch.Tensor) -> str:
+    """What is wrong with a machine's result, or ""."""
+    expected = bits.view(case.sampled(right)).flatten().numpy()
     found = _words(entry, case)
+    if len(found) != len(expected):
+        raise SettingError(
+            f"{entry.name}: {len(found)} sampled results, where this release has {len(expected)}: "
+            "use that of the records"
+        )
     departs = np.flatnonzero(expected != found)
     if not len(departs):
-        return ""
-    within = _interval(case, contract, "any")
+        same = digest(right) == entry.digest
+        return "" if same else "does not have its contract's bits (no sampled result shows it)"
+    within = _interval(case, contract, right, "any")
     values = _values(entry, case).reshape(within.first.shape)
     inside = (within.low <= values) & (values <= within.high)
     outside = departs[~inside.flatten()[departs]]
@@ -157,13 +167,11 @@ def _problem(entry: Entry, case: Case, contract: Contract) -> str:
     return f"does not have its contract's bits ({len(departs)} of {len(found)} sampled)"
 
 
-def _interval(case: Case, contract: Contract, order: str) -> Interval:
+def _interval(case: Case, contract: Contract, right: torch.Tensor, order: str) -> Interval:
     """Between which numbers results lie: sums that are exact have one value in every order."""
     if not isinstance(contract, ExactContract):
         return case.interval(contract, order)
-    right = case.evaluated(contract)
-    assert isinstance(right, torch.Tensor)
-    value = right.double().numpy()
+    value = case.sampled(right).double().numpy()
     return Interval(value, value, value, value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import torch
@@ -19,6 +20,10 @@ from samebits.mode import deterministic
 
 #: Raised when the meaning of a record changes.
 FORMAT = 1
+
+
+#: Of a result, as an unsigned integer.
+Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     contract: str = ""
     shape: tuple[int, ...] = ()
     digest: str = ""
-    sample: tuple[int, ...] = ()
+    sample: tuple[Word, ...] = ()
     refused: str = ""
 
 
@@ -140,9 +145,14 @@ def _entry(case: Case, device: torch.device, device_class: str) -> Entry:
     return Entry(
         name=case.name, contract="" if contract is None else contract.text,
         shape=tuple(result.shape),
-        digest=hashlib.sha256(bits.view(result).numpy().tobytes()).hexdigest(),
+        digest=digest(result),
         sample=sample_words(case.sampled(result)),
     )  # fmt: skip
+
+
+def digest(x: torch.Tensor) -> str:
+    """Of a result in CPU memory, as `Entry` has it."""
+    return hashlib.sha256(bits.view(x.contiguous()).numpy().tobytes()).hexdigest()
 
 
 def sample_words(x: torch.Tensor) -> tuple[int, ...]:
