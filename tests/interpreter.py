@@ -220,9 +220,12 @@ def _create_cast(interpreter: Any, original: Any) -> Any:
 
 
 def _create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+    from samebits.contract.functions64 import fma64
     from samebits.contract.numerics import fma32
 
-    if x.data.dtype != np.float32:  # two roundings are one here: binary64 inside
+    if x.data.dtype == np.float64:
+        data = fma64(x.data, y.data, z.data)
+    elif x.data.dtype != np.float32:  # two roundings are one here: binary64 inside
         data = (x.data.astype(np.float64) * y.data + z.data).astype(z.data.dtype)
     else:
         data = fma32(x.data, y.data, z.data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,12 @@ def test_an_fma_rounds_once() -> None:
     _fma[(1,)](x, y, N=256)
     assert torch.equal(y, (x.double() * x.double() - 1).float())
     assert not torch.equal(y, x * x - 1)
+    x = x.double() + torch.rand(256, dtype=torch.float64) * 2.0**-30
+    y = torch.empty(256, dtype=torch.float64)
+    _fma[(1,)](x, y, N=256)
+    want = [float(Fraction(v) ** 2 - 1) for v in x.tolist()]
+    assert y.tolist() == want
+    assert (x * x - 1).tolist() != want
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 from exact_samples import special, spread
 from samebits import bits, ops
 from samebits.engines.cpu import exact as engine
+from samebits.errors import SamebitsError
 
 #: Short messages are gathered, long ones exchanged; 9001 does not divide among the ranks.
 LENGTHS = (1, 1000, 9001)
@@ -57,6 +58,13 @@ def rank(index: int, ranks: int, folder: str) -> None:
             at = slice(edges[index], edges[index + 1])
             y = ops.exact.row_parallel_linear(x[:, at], w[:, at], b)
             found[f"{dtype} {name}"] = y
+    if ranks == 4:
+        pair = dist.new_group([0, 1])
+        if index < 2:
+            found["pair"] = ops.exact.all_reduce(torch.ones(3), pair)
+        else:
+            with pytest.raises(SamebitsError, match="not among the ranks"):
+                ops.exact.all_reduce(torch.ones(3), pair)
     torch.save(found, f"{folder}/{ranks}-{index}.pt")
     dist.destroy_process_group()
 
@@ -107,6 +115,12 @@ def test_integers_decide_what_bounds_leave_open() -> None:
     assert bits.equal(ops.exact.row_parallel_linear(x, w), ops.exact.linear(x, w))
     z = ops.exact.row_parallel_linear(x[:, :0], w[:, :0], torch.ones(9))
     assert bits.equal(z, torch.ones(7, 9))
+
+
+def test_a_group_that_not_all_are_in(
+    results: dict[int, list[dict[str, torch.Tensor]]],
+) -> None:
+    assert [found["pair"].tolist() for found in results[4][:2]] == [[2.0] * 3] * 2
 
 
 def test_stock_is_not_exact(results: dict[int, list[dict[str, torch.Tensor]]]) -> None:

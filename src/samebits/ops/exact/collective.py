@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from samebits.engines.cpu import exact as integers
-from samebits.errors import DTypeError, ShapeError
+from samebits.errors import DTypeError, SamebitsError, ShapeError
 from samebits.ops.exact.engine import checked, columns, join, partial
 
 #: From so many elements a rank on it sums a share instead of everything.
@@ -37,7 +37,7 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
         DTypeError, SamebitsError: see `samebits.ops.exact`.
     """
     flat = checked("all_reduce", x).reshape(-1)
-    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    ranks = _ranks(group)
     if ranks == 1:
         return columns(flat.unsqueeze(0), x.dtype).view(x.shape)
     n = flat.numel()
@@ -106,9 +106,16 @@ def row_parallel_linear(
     return out.view(*x.shape[:-1], n)
 
 
+def _ranks(group: dist.ProcessGroup | None) -> int:
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    if ranks < 1:
+        raise SamebitsError("this process is not among the ranks of the group: let those call")
+    return ranks
+
+
 def _gathered(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """What every rank holds: [ranks, ...]."""
-    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    ranks = _ranks(group)
     if ranks == 1:
         return x.unsqueeze(0)
     found = x.new_empty((ranks, *x.shape))
