@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import pytest
 import torch
 
 from exact_samples import DTYPES, special, spread
 from samebits import bits, ops
 from samebits.errors import DTypeError, ShapeError
+from samebits.ops.exact import engine
 from samebits.plan import contract_of
 
 
@@ -54,6 +58,29 @@ def test_no_order_cut_or_padding_of_keys_shows() -> None:
     got = ops.exact.attention(q, torch.cat([k, bad], 2), torch.cat([v, bad[..., :8]], 2), mask=seen)
     assert bits.equal(got, want)
     assert bits.equal(ops.exact.attention(q, k[:, :, :0], v[:, :, :0]), torch.zeros_like(want))
+
+
+def test_scores_are_held_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of items and of rows, whatever the mask repeats."""
+    q, k, v = (torch.randn(2, 3, h, s, 16) for h, s in ((4, 9), (2, 30), (2, 30)))
+    masks = [torch.rand(9, 30) < 0.7, torch.randn(3, 1, 9, 30), torch.randn(2, 3, 4, 1, 30), None]
+    module = import_module("samebits.ops.exact.attention")
+    held: list[int] = []
+
+    def product(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
+        y = engine.product(x, w, *rest)
+        held.append(y.numel() if w.shape[-2] == 30 else 0)  # keys: scores
+        return y
+
+    for mask in masks:
+        monkeypatch.undo()
+        want = ops.exact.attention(q, k, v, mask=mask, causal=True)
+        monkeypatch.setattr(module, "product", product)
+        for most in (100, 700):
+            monkeypatch.setattr(module, "_SCORES", most)
+            held.clear()
+            assert bits.equal(ops.exact.attention(q, k, v, mask=mask, causal=True), want)
+            assert 0 < max(held) <= most
 
 
 def test_what_is_not_covered_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -59,24 +60,17 @@ def attention(
     factor = torch.full((), scale, dtype=torch.float32, device=q.device)
     seen, added = _visible(q, keys, causal, q_start, mask)
     group = heads // kv_heads
-    items = math.prod(lead) * kv_heads
-    shape = (items, group * length, keys)
-
-    def of_items(x: torch.Tensor | None) -> torch.Tensor | None:
-        if x is None:
-            return None
-        return x.expand(*lead, heads, length, keys).reshape(shape)
-
-    q, k = q.reshape(*shape[:2], d), k.reshape(items, keys, d)
+    items, rows = math.prod(lead) * kv_heads, group * length  # KV heads, and rows of each
+    q, k = q.reshape(items, rows, d), k.reshape(items, keys, d)
     v = v.reshape(items, keys, v.shape[-1])
-    seen, added = of_items(seen), of_items(added)
-    y = q.new_empty(*shape[:2], v.shape[-1])
-    step = max(1, _SCORES // max(1, shape[1] * keys))
-    for i in range(0, items, step):
-        at = slice(i, i + step)
-        s = None if seen is None else seen[at]
-        b = None if added is None else added[at]
-        y[at] = _attend(q[at], k[at], v[at], factor, s, b)
+    y = q.new_empty(items, rows, v.shape[-1])
+    high = max(1, min(rows, _SCORES // max(1, keys)))
+    wide = max(1, _SCORES // max(1, high * keys))
+    for i, r in itertools.product(range(0, items, wide), range(0, rows, high)):
+        at, part = slice(i, i + wide), slice(r, r + high)
+        masks = (_portion(x, (*lead, kv_heads, group, length, keys), at, part)
+                 for x in (seen, added))  # fmt: skip
+        y[at, part] = _attend(q[at, part], k[at], v[at], factor, *masks)
     return y.view(*lead, heads, length, v.shape[-1])
 
 
@@ -102,6 +96,21 @@ def _visible(
     if mask.dtype is torch.bool:
         return (mask if seen is None else mask & seen), None
     return seen, checked("attention", mask).to(torch.float32)
+
+
+def _portion(
+    x: torch.Tensor | None, shape: tuple[int, ...], items: slice, rows: slice
+) -> torch.Tensor | None:
+    """[items, rows, S] of a mask that broadcasts to `shape`: [..., Hkv, group, T, S]."""
+    if x is None:
+        return None
+    *lead, kv_heads, group, length, keys = shape
+    x = x.expand(*lead, kv_heads * group, length, keys)
+    x = x.unflatten(-3, (kv_heads, group))  # type: ignore[no-untyped-call]
+    item = torch.arange(math.prod(lead) * kv_heads, device=x.device)[items].unsqueeze(-1)
+    row = torch.arange(group * length, device=x.device)[rows]
+    at = *torch.unravel_index(item, (*lead, kv_heads)), *torch.unravel_index(row, (group, length))
+    return x[at]
 
 
 def _attend(
