@@ -8,7 +8,7 @@ import math
 import torch
 
 from samebits.errors import DTypeError, ShapeError
-from samebits.ops.exact.engine import canonical, checked, exp, product, rows
+from samebits.ops.exact.engine import canonical, checked, exp, gradual, product, rows
 
 #: Scores that are held at a time.
 _SCORES = 1 << 25
@@ -70,7 +70,8 @@ def attention(
         at, part = slice(i, i + wide), slice(r, r + high)
         masks = (_portion(x, (*lead, kv_heads, group, length, keys), at, part)
                  for x in (seen, added))  # fmt: skip
-        y[at, part] = _attend(q[at, part], k[at], v[at], factor, *masks)
+        with gradual(q):
+            y[at, part] = _attend(q[at, part], k[at], v[at], factor, *masks)
     return y.view(*lead, heads, length, v.shape[-1])
 
 

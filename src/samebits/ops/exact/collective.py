@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from samebits.engines.cpu import exact as integers
 from samebits.errors import DTypeError, SamebitsError, ShapeError
-from samebits.ops.exact.engine import checked, columns, join, partial
+from samebits.ops.exact.engine import checked, columns, gradual, join, partial
 
 #: From so many elements a rank on it sums a share instead of everything.
 _EXCHANGE_FROM = 4096
@@ -92,8 +92,9 @@ def row_parallel_linear(
     mine = torch.stack(partial(rows, weight))
     parts = _gathered(mine, group)
     if bias is not None:
-        term = bias.to(torch.float32).expand(len(rows), n)
-        exact = torch.stack((term.to(torch.float64), torch.zeros_like(mine[0])))
+        with gradual(x):
+            term = bias.to(torch.float32).expand(len(rows), n)
+            exact = torch.stack((term.to(torch.float64), torch.zeros_like(mine[0])))
         parts = torch.cat((parts, exact.unsqueeze(0)))
     y, e = (t.reshape(len(parts), -1).contiguous() for t in parts.unbind(1))
     out, left = join(y, e, x.dtype)

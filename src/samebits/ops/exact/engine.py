@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
 import torch
 
 from samebits.engines.cpu import exact as cpu
+from samebits.engines.cpu import set_worker_flush
 from samebits.errors import DTypeError
 from samebits.ops import pointwise
 from samebits.ops.checks import engine_tensor
@@ -18,6 +21,27 @@ _NAN = {
     torch.bfloat16: (torch.int16, 0x7FC0),
     torch.float16: (torch.int16, 0x7E00),
 }
+
+#: The smallest fp32 number, made without arithmetic.
+_TINY = torch.tensor([1], dtype=torch.int32, device="cpu").view(torch.float32)
+
+
+@contextmanager
+def gradual(x: torch.Tensor) -> Iterator[None]:
+    """torch's arithmetic on a CPU keeps subnormals here, whatever the calling thread has set."""
+    if x.is_cuda:
+        yield
+        return
+    workers, own = set_worker_flush(False), (_TINY * 1.0).item() == 0
+    if own:
+        torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        if own:
+            torch.set_flush_denormal(True)
+        if workers:
+            set_worker_flush(True)
 
 
 def checked(op: str, x: torch.Tensor) -> torch.Tensor:

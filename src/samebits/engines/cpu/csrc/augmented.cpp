@@ -93,11 +93,13 @@ void binned_sum(const T* x, int64_t rows, int64_t row, int64_t n, T* out) {
     largest[static_cast<size_t>(i)] = kernel_largest(T{})(x + r * row + piece * kPiece, length(piece));
   });
   std::vector<T> top(static_cast<size_t>(rows), T{0});
-  for (int64_t i = 0; i < rows * pieces; ++i) {
-    T& t = top[static_cast<size_t>(i / pieces)];
-    const T m = largest[static_cast<size_t>(i)];
-    if (m != m || m > t) t = t != t ? t : m;
-  }
+  in_ieee_mode([&] {
+    for (int64_t i = 0; i < rows * pieces; ++i) {
+      T& t = top[static_cast<size_t>(i / pieces)];
+      const T m = largest[static_cast<size_t>(i)];
+      if (m != m || m > t) t = t != t ? t : m;
+    }
+  });
   std::vector<Bins> bins(static_cast<size_t>(rows * pieces));
   parallel_for(rows * pieces, threads, [&](int64_t i) {
     const int64_t r = i / pieces, piece = i % pieces;
@@ -106,19 +108,19 @@ void binned_sum(const T* x, int64_t rows, int64_t row, int64_t n, T* out) {
       bins[static_cast<size_t>(i)] =
           kernel_deposit(T{})(x + r * row + piece * kPiece, length(piece), bin_of(static_cast<double>(m), width));
   });
-  for (int64_t r = 0; r < rows; ++r) {
+  parallel_for(rows, 1, [&](int64_t r) {
     const T m = top[static_cast<size_t>(r)];
     if (!(m > 0) || !std::isfinite(m)) {
       T plain = 0;  // zero, Inf or NaN, in any order
       for (int64_t i = 0; i < n; ++i) plain += std::isfinite(x[r * row + i]) ? T{0} : x[r * row + i];
       out[r] = plain != plain ? static_cast<T>(__builtin_nan("")) : plain;
-      continue;
+      return;
     }
     Totals total{{0, 0, 0}};
     for (int64_t p = 0; p < pieces; ++p)
       for (int b = 0; b < 3; ++b) total.total[b] += bins[static_cast<size_t>(r * pieces + p)].total[b];
     out[r] = result_of(total, bin_of(static_cast<double>(m), width), T{});
-  }
+  });
 }
 
 }  // namespace

@@ -169,12 +169,14 @@ void exact_limbs(const ExactProduct& p, const int64_t* m, const int64_t* n, int6
 }
 
 void exact_value(const int64_t* limbs, const float* term, int64_t count, void* out, DType out_type) {
-  for (int64_t i = 0; i < count; ++i) {
-    FixedSum sum;
-    sum.add(limbs + i * FixedSum::kLimbs);
-    if (term) sum.add_value(term[i]);
-    put(out_type, out, i, sum.value(out_type));
-  }
+  in_ieee_mode([&] {
+    for (int64_t i = 0; i < count; ++i) {
+      FixedSum sum;
+      sum.add(limbs + i * FixedSum::kLimbs);
+      if (term) sum.add_value(term[i]);
+      put(out_type, out, i, sum.value(out_type));
+    }
+  });
 }
 
 void bind_exact(nb::module_& m) {

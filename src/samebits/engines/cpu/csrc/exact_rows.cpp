@@ -191,13 +191,15 @@ void exact_softmax(ExactSoftmax kind, const void* x, int64_t rows, int64_t row, 
     parallel_for(s.segments, s.threads, [&](int64_t i) {
       tops[static_cast<size_t>(i)] = kernels.maximum(in_type, at(i), count(i));
     });
-    float m = tops[0];
-    for (float t : tops) m = t > m ? t : m;
-    m = top_of(m);
+    float m = tops[0], sum = 0;
+    in_ieee_mode([&] {
+      for (float t : tops) m = t > m ? t : m;
+      m = top_of(m);
+    });
     parallel_for(s.segments, s.threads, [&](int64_t i) {
       parts[static_cast<size_t>(i)] = kernels.exponentials(in_type, at(i), count(i), m, e + i * s.length);
     });
-    const float sum = total_of(parts.data(), e);
+    in_ieee_mode([&] { sum = total_of(parts.data(), e); });
     parallel_for(s.segments, s.threads, [&](int64_t i) { finish(r, i, m, sum, e); });
   }
 }

@@ -27,6 +27,12 @@ void parallel_for(int64_t tasks, int threads, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
+/// Runs f() in the caller, as a task is run: with IEEE denormals and rounding to nearest.
+template <class F>
+void in_ieee_mode(F&& f) {
+  parallel_for(1, 1, [&](int64_t) { f(); });
+}
+
 /// Sets or clears flushing of subnormals in the workers of the caller's pool (they inherit it from the
 /// thread that starts them); returns whether any worker flushed. The calling thread is left alone.
 bool set_worker_flush(bool flush);
