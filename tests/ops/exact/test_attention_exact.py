@@ -91,3 +91,12 @@ def test_what_is_not_covered_is_refused() -> None:
         ops.exact.attention(q, k, v, mask=torch.ones(7, 7, dtype=torch.bool))
     with pytest.raises(DTypeError):
         ops.exact.attention(q, k.bfloat16(), v)
+    with pytest.raises(DTypeError, match="mask is on meta"):
+        ops.exact.attention(q, k, v, mask=torch.ones(3, 40, dtype=torch.bool, device="meta"))
+
+
+def test_heads_of_no_dimension_see_all_keys_alike() -> None:
+    q, k, v = operands("fp32")
+    q, k = q[..., :0], k[..., :0]
+    want = contract_of("attention", dtype="fp32", head_dim=64, device="exact").evaluate(q, k, v)
+    assert bits.equal(ops.exact.attention(q, k, v), want)

@@ -100,6 +100,13 @@ def test_no_order_split_or_batch_shows(name: str) -> None:
         torch.set_num_threads(before)
 
 
+def test_products_of_no_terms() -> None:
+    for shape in ((0,), (2, 0), (0, 0), (2, 3, 0), (0, 3, 0)):
+        x, w, b = torch.ones(shape), torch.ones(4, 0), torch.arange(4.0)
+        assert bits.equal(ops.exact.linear(x, w, b), b.expand(*shape[:-1], 4).contiguous())
+        assert bits.equal(ops.exact.linear(x, w), torch.zeros(*shape[:-1], 4))
+
+
 def test_shapes_of_matmul() -> None:
     a, b = torch.randn(2, 1, 3, 5), torch.randn(4, 5, 6)
     y = ops.exact.matmul(a, b)

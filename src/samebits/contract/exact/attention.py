@@ -42,7 +42,7 @@ def attend(
         raise ShapeError(f"q {a.shape}, k {b.shape}, v {c.shape}: use [..., heads, length, D]")
     heads, rows, d = a.shape[-3:]
     keys, group = b.shape[-2], heads // b.shape[-3]
-    factor = np.array(1 / math.sqrt(d) if scale is None else scale, np.float32)
+    factor = np.array(1 / math.sqrt(max(d, 1)) if scale is None else scale, np.float32)
     start = keys - rows if q_start is None else q_start
     shape = (*a.shape[:-1], keys)
     seen = np.ones(shape, bool)

@@ -32,7 +32,7 @@ def attention(
         q: [..., Hq, T, D], fp32, bf16 or fp16.
         k: [..., Hkv, S, D], dtype of q; Hq is a multiple of Hkv.
         v: [..., Hkv, S, Dv].
-        scale: factor of the scores, rounded to fp32; None: 1 / sqrt(D).
+        scale: factor of the scores, rounded to fp32; None: 1 / sqrt(D), or 1 without dimensions.
         causal: row i, at position q_start + i, sees the keys up to its own position.
         q_start: position of row 0; None: S - T.
         mask: broadcasts to [..., Hq, T, S]. bool: True is seen; floating: added in fp32.
@@ -56,7 +56,7 @@ def attention(
             f"exact.attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do "
             "not fit"
         )
-    scale = 1 / math.sqrt(d) if scale is None else scale
+    scale = 1 / math.sqrt(max(d, 1)) if scale is None else scale
     factor = torch.full((), scale, dtype=torch.float32, device=q.device)
     seen, added = _visible(q, keys, causal, q_start, mask)
     group = heads // kv_heads
@@ -87,6 +87,8 @@ def _visible(
         seen = torch.arange(keys, device=q.device) <= position
     if mask is None:
         return seen, None
+    if mask.device != q.device:
+        raise DTypeError(f"exact.attention: mask is on {mask.device}, and q on {q.device}")
     try:
         mask.expand(*q.shape[:-1], keys)
     except RuntimeError:

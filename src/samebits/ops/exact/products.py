@@ -34,9 +34,9 @@ def linear(
             f"exact.linear: x {tuple(x.shape)} and weight {tuple(weight.shape)}: use x [..., K], "
             "weight [N, K]"
         )
-    y = _product("linear", x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x, weight, bias,
-                 out_dtype, (*x.shape[:-1], weight.shape[0]))  # fmt: skip
-    return y.view(*x.shape[:-1], weight.shape[0])
+    shape = *x.shape[:-1], weight.shape[0]
+    rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return _product("linear", rows, weight, bias, out_dtype, shape).view(shape)
 
 
 def matmul(
