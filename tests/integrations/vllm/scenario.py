@@ -5,7 +5,7 @@ switch and the plugin are as a user would have them.
 
 The request has `engine` (arguments of ``vllm.LLM``) and `batches`, a list of lists of requests:
 `prompt` (token ids), `options` (of ``SamplingParams``), `adapter` (a folder). The answer has, for
-each request, `tokens` and `logprobs` as hexadecimal bytes of fp32; and, where the engine keeps
+each request, `tokens`, `logprobs` as hexadecimal bytes of fp32, the ids that have one; and, where the engine keeps
 statistics, how many `preemptions` there were.
 """
 
@@ -77,6 +77,7 @@ def answer(output: Any) -> dict[str, Any]:
     found = {
         "tokens": list(done.token_ids),
         "logprobs": [hexadecimal(of_step[token].logprob) for token, of_step in steps],
+        "likeliest": [sorted(of_step) for of_step in done.logprobs or []],
         "cached": output.num_cached_tokens,
     }
     if output.prompt_logprobs is not None:

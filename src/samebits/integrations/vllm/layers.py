@@ -6,6 +6,7 @@ imported a class by name all get them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,23 @@ def _weights_ready(self: Any, layer: Any) -> None:
     if weight.is_cpu and _only_multiplies(layer):
         layer.samebits_packed = ops.pack_weight(weight)
         layer.samebits_weight = layer.weight.data = weight.new_empty(0)
+
+
+def follow(model: Any) -> None:
+    """Has products of a loaded model follow what ``load_weights`` writes to its parameters later,
+    as far as they still hold memory. (vLLM's ``reload_weights`` calls `_weights_ready` again.)"""
+    load = model.load_weights
+
+    @functools.wraps(load)
+    def load_weights(*args: Any, **kwargs: Any) -> Any:
+        result = load(*args, **kwargs)
+        for layer in model.modules():
+            here = getattr(layer, "samebits_packed", None) is not None and layer.weight.is_cpu
+            if here and layer.weight.numel():
+                layer.samebits_packed = ops.pack_weight(layer.weight.data)
+        return result
+
+    model.load_weights = load_weights
 
 
 def _only_multiplies(layer: Any) -> bool:

@@ -8,9 +8,9 @@ request was preempted, nor on drafts.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ def install(patches: Patches, engine_seed: int) -> None:
     patches.set(Sampler, "sample", _sampling(Sampler.sample))
     patches.set(Sampler, "greedy_sample", staticmethod(greedy))
     patches.set(Sampler, "apply_penalties", staticmethod(penalised))
+    patches.set(Sampler, "gather_specific_token_logprobs", _named_logprobs)
 
 
 def seed_of(request_id: str, engine_seed: int) -> int:
@@ -80,12 +81,48 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     def _make_sampling_metadata(self: Any) -> Any:
         metadata = original(self)
         metadata.samebits = Draws(self)
+        if metadata.logprob_token_ids:
+            named = Named(metadata.logprob_token_ids)
+            named.most, metadata.logprob_token_ids = metadata.max_num_logprobs or 0, named
         return metadata
 
     return _make_sampling_metadata
 
 
-@dataclass
+class Named(dict[int, list[int]]):
+    """Token ids whose logprobs rows ask for (``logprob_token_ids``), by row.
+
+    Attributes:
+        most: largest logprobs that the other rows ask for.
+    """
+
+    most: int = 0
+
+
+def _named_logprobs(
+    self: Any, logprobs: Tensor, logprob_token_ids: dict[int, list[int]], sampled: Tensor
+) -> Any:
+    """vLLM's ``LogprobsTensors`` of a batch in which some rows name the ids.
+
+    vLLM would give the other rows -Inf for id 0, too, instead of the likeliest tokens. A row reads
+    as many columns as it asked for.
+    """
+    most: int = getattr(logprob_token_ids, "most", 0)
+    found = self.gather_logprobs(logprobs, most, token_ids=sampled)
+    short = max(map(len, logprob_token_ids.values())) - most
+    if short > 0:
+        found = found._replace(
+            logprob_token_ids=torch.nn.functional.pad(found.logprob_token_ids, (0, short)),
+            logprobs=torch.nn.functional.pad(found.logprobs, (0, short), value=float("-inf")),
+        )
+    for row, named in logprob_token_ids.items():
+        ids, end = torch.tensor(named, device=logprobs.device), len(named) + 1
+        found.logprob_token_ids[row, 1:end] = ids.to(found.logprob_token_ids.dtype)
+        found.logprobs[row, 1:end] = logprobs[row, ids]
+    return found
+
+
+@dataclasses.dataclass
 class Parameters:
     """What `ops.sample` takes for each row, [rows] or None."""
 
@@ -132,14 +169,24 @@ def _min_p(metadata: Any) -> Tensor | None:
     return None
 
 
-def others_applied(logits: Tensor, metadata: Any) -> Tensor:
-    """Logits after the processors that leave the largest in place; min-p is ours."""
+def others(metadata: Any) -> list[Any]:
+    """The user's own processors that leave the largest in place; min-p is ours."""
     from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
 
-    for processor in metadata.logitsprocs.argmax_invariant:
-        if not isinstance(processor, MinPLogitsProcessor):
-            logits = processor.apply(logits)
-    return logits
+    found = metadata.logitsprocs.argmax_invariant
+    return [processor for processor in found if not isinstance(processor, MinPLogitsProcessor)]
+
+
+def processed(logits: Tensor, p: Parameters, processors: list[Any]) -> Tensor:
+    """Draws behind processors that, as in vLLM, see logits over the temperature. Greedy rows take
+    the largest that was there before."""
+    random = p.temperature > 0
+    heat = torch.where(random, p.temperature, 1.0)
+    best, logits = greedy(logits), logits / heat.unsqueeze(1)
+    for processor in processors:
+        logits = processor.apply(logits)
+    unheated = dataclasses.replace(p, temperature=torch.ones_like(heat))
+    return torch.where(random, drawn(logits, unheated), best)
 
 
 def drawn(logits: Tensor, p: Parameters) -> Tensor:
@@ -165,8 +212,11 @@ def _sampling(original: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if metadata.all_greedy:
             return greedy(logits), None
-        logits = others_applied(logits, metadata)
-        return drawn(logits, parameters(metadata, logits.shape[0], logits.device)), None
+        options = parameters(metadata, logits.shape[0], logits.device)
+        processors = others(metadata)
+        if processors:
+            return processed(logits, options, processors), None
+        return drawn(logits, options), None
 
     return sample
 

@@ -53,6 +53,7 @@ def equip(worker: Any, options: Options) -> None:
         check_model(worker, options)
         model = worker.model_runner.get_model()
         layers.fuse(_patches, model)
+        layers.follow(model)
         if several:
             moe.whole(model)
         steps.attach(model, _second_runner(worker.vllm_config))
