@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import small_models as models
 import torch
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import samebits.integrations.transformers as sbt
 from samebits.errors import ShapeError, UncoveredError
@@ -86,3 +93,48 @@ def test_stock_processors_see_padding() -> None:
     assert not torch.equal(reader(padded, scores), reader(row, scores))
     mine = unpadded(LogitsProcessorList([reader]), torch.tensor([[0, 1, 1]]))
     assert torch.equal(mine(padded, scores), reader(row, scores))
+
+
+def _translator() -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.3)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.6}, {"num_return_sequences": 2}])
+def test_rows_of_a_decoder_behind_an_encoder_draw_alone(
+    side: str, more: dict[str, Any], switch: None
+) -> None:
+    model, rows = sbt.enable(_translator()), [[5, 9, 8, 7, 6, 11], [12], [20, 21, 22]]
+    seeds = [3, 4, 5]
+    alone = [
+        answer
+        for row, seed in zip(rows, seeds, strict=True)
+        for answer in model.generate(torch.tensor([row]), seeds=[seed], **HOW, **more).tolist()
+    ]
+    assert len({tuple(answer) for answer in alone}) == len(alone)
+    assert model.generate(**models.pad(rows, side), seeds=seeds, **HOW, **more).tolist() == alone
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["encoder_repetition_penalty", "encoder_no_repeat_ngram_size"])
+def test_processors_of_the_prompt_see_no_padding(name: str, switch: None) -> None:
+    """What is added to the padding's score (id 0) shows whether it was taken for a token."""
+    model, rows = sbt.enable(_translator()), [[5, 9, 8, 7, 6, 11], [12], [20, 21]]
+    options = {name: {"encoder_repetition_penalty": 50.0, "encoder_no_repeat_ngram_size": 1}[name]}
+    how = {"max_new_tokens": 3, "output_scores": True, "return_dict_in_generate": True} | options
+
+    def scores(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.stack(model.generate(**batch, **how).scores, 1)
+
+    found = scores(models.pad(rows, "right"))
+    for row, mine in zip(rows, found, strict=True):
+        assert torch.equal(scores(models.pad([row], "right"))[0], mine)

@@ -5,8 +5,8 @@ switch and the plugin are as a user would have them.
 
 The request has `engine` (arguments of ``vllm.LLM``) and `batches`, a list of lists of requests:
 `prompt` (token ids), `options` (of ``SamplingParams``), `adapter` (a folder). The answer has, for
-each request, `tokens`, `logprobs` as hexadecimal bytes of fp32, the ids that have one; and, where the engine keeps
-statistics, how many `preemptions` there were.
+each request, `tokens`, `logprobs` as hexadecimal bytes of fp32 and the `likeliest` ids of each
+step; and, where the engine keeps statistics, how many `preemptions` there were.
 """
 
 from __future__ import annotations

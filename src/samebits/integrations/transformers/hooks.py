@@ -33,7 +33,11 @@ from samebits.integrations.transformers.attention import (
 )
 from samebits.integrations.transformers.experts import experts_forward
 from samebits.integrations.transformers.masks import mask
-from samebits.integrations.transformers.sampling import SeededSampling, unpadded
+from samebits.integrations.transformers.sampling import (
+    SeededSampling,
+    unpadded,
+    without_padding,
+)
 
 NAME = "samebits"
 #: The same attention while continuous batching runs: it needs no mask.
@@ -207,21 +211,32 @@ def _seeded_processors(
 ) -> Any:
     model._samebits_config = generation_config  # for the receipts of continuous batching
     seeds = getattr(generation_config, "_samebits_seeds", None)
-    seen = (kwargs.get("model_kwargs") or {}).get("attention_mask") if ours(model) else None
-    if seen is not None and seen.dim() != 2:
-        seen = None
-    if seeds is None:
-        return unpadded(original(model, generation_config, *args, **kwargs), seen)
-    generation_config.do_sample = True  # or temperature, top-k and their like would be left out
+    inputs = (kwargs.get("model_kwargs") or {}) if ours(model) else {}
+    decodes = model.config.is_encoder_decoder
+    # A decoder behind an encoder starts its rows together, however long the encoder's are.
+    seen = _mask_of(inputs, "decoder_attention_mask" if decodes else "attention_mask")
+    if seeds is not None:
+        generation_config.do_sample = True  # or temperature, top-k and their like would be left out
     try:
         processors = original(model, generation_config, *args, **kwargs)
     finally:
-        generation_config.do_sample = False
+        if seeds is not None:
+            generation_config.do_sample = False
+    prompts, mask_of_prompts = kwargs.get("encoder_input_ids"), _mask_of(inputs, "attention_mask")
+    if prompts is not None and prompts.dim() == 2 and mask_of_prompts is not None:
+        without_padding(processors, prompts, mask_of_prompts)
     processors = unpadded(processors, seen)
-    padding = None if seen is None else (seen == 0).sum(1)
-    copies = generation_config.num_return_sequences or 1
-    processors.append(SeededSampling(seeds, padding, copies))
+    if seeds is not None:
+        padding = None if seen is None else (seen == 0).sum(1)
+        copies = generation_config.num_return_sequences or 1
+        processors.append(SeededSampling(seeds, padding, copies))
     return processors
+
+
+def _mask_of(inputs: dict[str, Any], name: str) -> torch.Tensor | None:
+    """A mask [B, T] among a model's inputs, False or 0 at padding."""
+    found = inputs.get(name)
+    return found if found is not None and found.dim() == 2 else None
 
 
 def _seeds_first(original: Any, runner: Any, model: Any, *args: Any, **kwargs: Any) -> None:

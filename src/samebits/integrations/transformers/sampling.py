@@ -112,3 +112,24 @@ def _reads_padding(processor: Any) -> bool:
     """Newer releases tell the penalty how many columns of each row to leave out."""
     told = isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
     return isinstance(processor, _READERS) and not told
+
+
+def without_padding(processors: Any, prompts: torch.Tensor, seen: torch.Tensor) -> None:
+    """Shows processors that look at the prompt, or an encoder's input, only its tokens.
+
+    Args:
+        processors: a ``LogitsProcessorList``; they are changed.
+        prompts: [prompts, T] ids as those processors were given them.
+        seen: their attention mask, its rows repeated if a prompt has several answers.
+    """
+    real = seen[:: max(1, len(seen) // len(prompts))].to(torch.bool)
+    if real.shape != prompts.shape or bool(real.all()):
+        return
+    for p in processors:
+        if isinstance(p, logits_process.EncoderRepetitionPenaltyLogitsProcessor):
+            first = prompts.gather(1, real.long().argmax(1, keepdim=True))
+            p.encoder_input_ids = torch.where(real, prompts, first)  # once or often is the same
+        elif isinstance(p, logits_process.EncoderNoRepeatNGramLogitsProcessor):
+            rows = (ids[kept][None] for ids, kept in zip(prompts, real, strict=True))
+            own = [type(p)(p.ngram_size, row).generated_ngrams[0] for row in rows]
+            p.generated_ngrams = own
