@@ -10,6 +10,10 @@ Code compiled before is not reused: Dynamo guards every compiled function on the
 ``torch.use_deterministic_algorithms``, which the switch turns on. Where the caller had turned it on
 himself the guard cannot tell the two states apart, and the switch drops the compiled functions. It
 drops them, too, when other contracts come into force: a graph has the operations of its contracts.
+
+Whether the switch is on or off, Dynamo does not look into this project's operations: it would let
+go of a tensor once its address was taken, before a kernel has read it. They run as they are,
+between two graphs.
 """
 
 from __future__ import annotations
@@ -30,6 +34,9 @@ from samebits.mode.fallback import refuse
 DISPATCHING = frozenset({"eager", "aot_eager", "inductor", "pre_dispatch_eager"})
 
 _COMPILE_FX = "torch._inductor.compile_fx"
+_TRACE_RULES = "torch._dynamo.trace_rules"
+#: What Dynamo does not look into.
+_OPAQUE = ("samebits.engines", "samebits.guard", "samebits.ops")
 _WRAPPER: Any = torch._TorchCompileInductorWrapper
 _OTHER: Any = torch._TorchCompileWrapper
 
@@ -72,13 +79,13 @@ def _other_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OnImport(MetaPathFinder):
-    """Patches Inductor's entry when it is imported after the switch was turned on."""
+    """Patches a module when it is imported."""
 
-    def __init__(self, patch: Callable[[ModuleType], None]) -> None:
-        self._patch = patch
+    def __init__(self, name: str, patch: Callable[[ModuleType], None]) -> None:
+        self._name, self._patch = name, patch
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _COMPILE_FX:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -109,7 +116,7 @@ def redirect(set_attribute: SetAttribute, guarded: bool) -> Callable[[], None]:
     def patch(module: ModuleType) -> None:
         set_attribute(module, "compile_fx", _compile)
 
-    hook = _OnImport(patch)
+    hook = _OnImport(_COMPILE_FX, patch)
     if _COMPILE_FX in sys.modules:
         patch(sys.modules[_COMPILE_FX])
     else:
@@ -133,4 +140,13 @@ def forget() -> None:
         dynamo.reset()
 
 
+def _stay_out(rules: ModuleType) -> None:
+    for name in _OPAQUE:
+        rules.add(name)
+
+
 family.on_change.append(forget)
+if _TRACE_RULES in sys.modules:
+    _stay_out(sys.modules[_TRACE_RULES])
+else:
+    sys.meta_path.insert(0, _OnImport(_TRACE_RULES, _stay_out))
