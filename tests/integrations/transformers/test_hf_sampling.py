@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import samebits.integrations.transformers as sbt
-from samebits.errors import ShapeError, UncoveredError
+from samebits.errors import SettingError, ShapeError, UncoveredError
 from samebits.integrations.transformers.sampling import unpadded
 
 HOW = {"max_new_tokens": 8, "do_sample": True, "top_p": 0.9, "temperature": 1.3}
@@ -138,3 +138,35 @@ def test_processors_of_the_prompt_see_no_padding(name: str, switch: None) -> Non
     found = scores(models.pad(rows, "right"))
     for row, mine in zip(rows, found, strict=True):
         assert torch.equal(scores(models.pad([row], "right"))[0], mine)
+
+
+@torch.no_grad()
+def test_embedded_prompts_draw_what_their_ids_draw(switch: None) -> None:
+    model, rows = sbt.enable(models.decoder("llama")), models.prompts([9, 2])
+    how = HOW | {"repetition_penalty": 1.5}
+    by_ids = [
+        model.generate(torch.tensor([row]), seeds=[seed], **HOW)[0, len(row) :].tolist()
+        for seed, row in enumerate(rows)
+    ]
+    embed = model.get_input_embeddings()
+    alone = model.generate(inputs_embeds=embed(torch.tensor([rows[1]])), seeds=[1], **HOW)
+    assert alone[0].tolist() == by_ids[1]
+    batch = models.pad(rows, "left")
+    mask = {"attention_mask": batch["attention_mask"]}
+    embedded = embed(batch["input_ids"])
+    assert model.generate(inputs_embeds=embedded, seeds=[0, 1], **mask, **HOW).tolist() == by_ids
+    # A penalty sees what was drawn, all of it: no column of it is padding.
+    last = model.generate(inputs_embeds=embed(torch.tensor([rows[1]])), seeds=[1], **how).tolist()
+    among = model.generate(inputs_embeds=embedded, seeds=[0, 1], **mask, **how).tolist()
+    assert among[1] == last[0]
+
+
+@torch.no_grad()
+def test_seeds_are_whole_numbers_of_64_bits(switch: None) -> None:
+    model, ids = sbt.enable(models.decoder("llama")), torch.tensor(models.prompts([6]))
+    first = model.generate(ids, seeds=[5], **HOW).tolist()
+    for seeds in (5, torch.tensor([5]), torch.tensor(5), (5,)):
+        assert model.generate(ids, seeds=seeds, **HOW).tolist() == first
+    for wrong in (1.5, True, 2**64, -(2**63) - 1, "5", [5.0]):
+        with pytest.raises(SettingError, match="no whole number of 64 bits"):
+            model.generate(ids, seeds=wrong, **HOW)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from samebits import mode
-from samebits.integrations.transformers.sampling import draw, signed
+from samebits.integrations.transformers.sampling import checked, draw, signed
 from samebits.ops import token_logprob
 
 #: Where a generation config of the server carries its request's seed.
@@ -39,7 +39,7 @@ def add_request(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
         return original(manager, *args, **kwargs)
     call = inspect.signature(original).bind(manager, *args, **kwargs)
     name = Named(call.arguments.get("request_id") or f"req_{uuid.uuid4().hex}")
-    name.seed = seed
+    name.seed = checked(seed)
     call.arguments["request_id"] = name
     return original(*call.args, **call.kwargs)
 

@@ -35,6 +35,7 @@ from samebits.integrations.transformers.experts import experts_forward
 from samebits.integrations.transformers.masks import mask
 from samebits.integrations.transformers.sampling import (
     SeededSampling,
+    checked_all,
     unpadded,
     without_padding,
 )
@@ -200,7 +201,7 @@ def _seeded_config(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             )  # fmt: skip
         if seeds is None:
             seeds = getattr(config, batching.REQUEST_SEED, torch.initial_seed())
-        config._samebits_seeds = seeds
+        config._samebits_seeds = checked_all(seeds)
         config.do_sample = False
     receipts.note_config(config)
     return config, rest
@@ -225,12 +226,27 @@ def _seeded_processors(
     prompts, mask_of_prompts = kwargs.get("encoder_input_ids"), _mask_of(inputs, "attention_mask")
     if prompts is not None and prompts.dim() == 2 and mask_of_prompts is not None:
         without_padding(processors, prompts, mask_of_prompts)
-    processors = unpadded(processors, seen)
+    columns = kwargs.get("input_ids_seq_length")
+    processors = unpadded(processors, seen, columns)
     if seeds is not None:
-        padding = None if seen is None else (seen == 0).sum(1)
         copies = generation_config.num_return_sequences or 1
-        processors.append(SeededSampling(seeds, padding, copies))
+        before = None if decodes and seen is None else _tokens_before(prompts, seen, columns)
+        processors.append(SeededSampling(seeds, before, copies))
     return processors
+
+
+def _tokens_before(
+    prompts: torch.Tensor | None, seen: torch.Tensor | None, columns: int | None
+) -> torch.Tensor | None:
+    """Tokens of each prompt [B] less the columns of ids that it has; None: there are as many.
+
+    Prompts may be embedded already, or partly lie in a cache; and columns may be padding.
+    """
+    if seen is not None:
+        return (seen != 0).sum(1) - (seen.shape[1] if columns is None else columns)
+    if prompts is None or columns is None or prompts.shape[1] == columns:
+        return None
+    return torch.full((len(prompts),), prompts.shape[1] - columns)
 
 
 def _mask_of(inputs: dict[str, Any], name: str) -> torch.Tensor | None:

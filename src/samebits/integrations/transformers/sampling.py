@@ -8,6 +8,7 @@ Temperature, top-k and the like are applied by transformers' own processors, row
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
-from samebits.errors import ShapeError
+from samebits.errors import SettingError, ShapeError
 from samebits.ops import sample
 
 
@@ -29,6 +30,31 @@ def signed(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
+def checked(seed: Any) -> int:
+    """A seed as somebody gave it.
+
+    Raises:
+        SettingError: it is no whole number of 64 bits, signed or not.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = None
+    if number is None or isinstance(seed, bool) or not -(2**63) <= number < 2**64:
+        raise SettingError(f"seed={seed!r} is no whole number of 64 bits")
+    return number
+
+
+def checked_all(seeds: Any) -> int | list[int]:
+    """One seed for all prompts, or one for each, as somebody gave them: numbers, a list, a tensor.
+
+    Raises:
+        SettingError: as `checked`.
+    """
+    several = isinstance(seeds, (list, tuple)) or getattr(seeds, "ndim", None)
+    return [checked(x) for x in seeds] if several else checked(seeds)
+
+
 #: What the seeds of several answers to one prompt are apart: 2^64 over the golden ratio.
 APART = 0x9E3779B97F4A7C15
 
@@ -38,15 +64,16 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
 
     Args:
         seeds: one for each prompt, or one for all.
-        padding: [prompts] columns that hold no token; None: none.
+        before: [prompts] tokens of each prompt that are no column of the ids, embedded ones or a
+            cache's; less those columns that hold no token. None: every column is a token.
         copies: rows of each prompt, one after another (num_return_sequences); the first has the
             prompt's seed, the others seeds of their own.
     """
 
     def __init__(
-        self, seeds: int | Sequence[int], padding: torch.Tensor | None = None, copies: int = 1
+        self, seeds: int | Sequence[int], before: torch.Tensor | None = None, copies: int = 1
     ) -> None:
-        self.seeds, self.padding, self.copies = seeds, padding, copies
+        self.seeds, self.before, self.copies = seeds, before, copies
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows, column = input_ids.shape
@@ -57,9 +84,9 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
         own = [signed(seed + copy * APART) for seed in given for copy in range(self.copies)]
         seeds = torch.tensor(own, dtype=torch.int64, device=scores.device)
         positions = torch.full((rows,), column, dtype=torch.int64, device=scores.device)
-        if self.padding is not None:
-            pads = self.padding.to(scores.device)
-            positions = positions - pads.repeat_interleave(rows // len(pads))
+        if self.before is not None:
+            before = self.before.to(scores.device)
+            positions = positions + before.repeat_interleave(rows // len(before))
         tokens = draw(scores, seeds, positions)
         only = torch.full_like(scores, float("-inf"))
         return only.scatter(1, tokens[:, None], 0.0)
@@ -96,12 +123,16 @@ class Unpadded(LogitsProcessor):  # type: ignore[misc]
         return result
 
 
-def unpadded(processors: Any, seen: torch.Tensor | None) -> Any:
+def unpadded(processors: Any, seen: torch.Tensor | None, columns: int | None = None) -> Any:
     """A ``LogitsProcessorList`` for which padding does not matter.
 
     Args:
         seen: the attention mask [prompts, T]; None: there is no padding.
+        columns: the last of T that are ids, behind embedded tokens or a cache; None: all.
     """
+    if seen is not None and columns is not None:
+        seen = seen[:, seen.shape[1] - columns :] if 0 < columns < seen.shape[1] else seen
+        seen = seen if columns else None
     if seen is None or bool(seen.all()):
         return processors
     padding = (seen.long().cumsum(1) == 0).sum(1).cpu()
