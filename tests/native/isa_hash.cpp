@@ -140,10 +140,9 @@ void gemm() {
     GemmPlan p = k.plan(a, 1);
     const int64_t units = a.batch * p.row_units;
     std::vector<float> packed(p.unit_floats ? p.unit_floats : 1), scratch(p.scratch_floats + 64);
-    const int64_t chunks = p.chunk ? (p.steps + p.chunk - 1) / p.chunk : 1;
     for (int64_t u = 0; u < units; ++u) {
       if (p.unit_floats)
-        for (int64_t c = 0; c < chunks; ++c) k.pack(a, p, u, c, packed.data());
+        for (int64_t c = 0; c < p.pieces; ++c) k.pack(a, p, u, c, packed.data());
       for (int64_t b = 0; b < p.col_blocks; ++b)
         k.run(a, p, u, b, p.unit_floats ? packed.data() : nullptr, scratch.data(), nullptr);
     }

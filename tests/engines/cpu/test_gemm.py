@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from matrix_samples import DTYPES, values
+from matrix_samples import DTYPES, KINDS, values
 from samebits import bits
-from samebits.engines.cpu import gemm
+from samebits.engines.cpu import _cpu, gemm
 from samebits.ops.linear import reference
 
 #: Sizes on both sides of every limit at which the engine changes its schedule.
@@ -35,8 +35,26 @@ def test_all_schedules_agree(isa: str, k: int, dtype: torch.dtype) -> None:
             assert bits.equal(gemm.bmm(x[:m], by_column[:, :n]), full[:m, :n])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [145, 2065])
+def test_many_rows_have_the_bits_of_one(isa: str, k: int, kind: str, dtype: torch.dtype) -> None:
+    """Strips, of an odd number of steps, that a cache holds and that it does not."""
+    x, w = values((99, k), dtype, kind, k), values((41, k), dtype, kind, k + 1)
+    one_by_one = torch.cat([gemm.linear(row[None], w, None) for row in x])
+    for dot in (True, False):
+        before = _cpu.set_dot(dot)
+        try:
+            assert bits.equal(gemm.linear(x, w, None), one_by_one)
+            turned = x.t().contiguous().t()
+            assert bits.equal(gemm.bmm(turned, w.t()), one_by_one)
+            assert bits.equal(gemm.bmm(x, w.t().contiguous()), one_by_one)
+        finally:
+            _cpu.set_dot(before)
+
+
 def test_threads_agree_on_batches() -> None:
-    a, b = torch.randn(7, 150, 90), torch.randn(7, 90, 70)
+    a, b = torch.randn(7, 150, 190), torch.randn(7, 190, 70)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

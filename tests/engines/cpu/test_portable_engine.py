@@ -44,7 +44,7 @@ def same(got: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [(1, 5, 7), (1, 64, 333), (3, 37, 100), (7, 40, 1030), (70, 33, 800), (150, 20, 40),
-     (5, 3, 17), (40, 2, 50), (2, 3, 0), (6, 32, 16)],
+     (5, 3, 17), (40, 2, 50), (2, 3, 0), (6, 32, 16), (17, 33, 4200)],
 )  # fmt: skip
 def test_products_are_chains(dtype: torch.dtype, m: int, n: int, k: int) -> None:
     x, w, b = (drawn(*s, dtype=dtype, seed=i) for i, s in enumerate(((m, k), (n, k), (n,))))

@@ -2,7 +2,8 @@
 
 `all_reduce`: every element is the correctly rounded exact sum of what the ranks hold. Numbers
 travel as they are: each rank sums its share of the elements and sends the results on, which moves
-as many bytes as a ring does.
+as many bytes as a ring does. On a CPU long messages go piece by piece, a piece ahead of the sums,
+through buffers that stay in the caches, and results arrive where they belong.
 
 `row_parallel_linear`: the terms of one sum lie on several ranks, and it is rounded once all the
 same. Partial sums travel in fp64 with bounds of their errors; for the few results that these leave
@@ -21,6 +22,8 @@ from samebits.ops.exact.engine import checked, columns, gradual, join, partial
 
 #: From so many elements a rank on it sums a share instead of everything.
 _EXCHANGE_FROM = 4096
+#: Elements of a rank's share of a piece, on a CPU.
+_PIECE = 1 << 17
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -45,6 +48,8 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
         everyone = flat.new_empty((ranks, n))
         dist.all_gather_into_tensor(everyone.view(-1), flat, group=group)
         return columns(everyone, x.dtype).view(x.shape)
+    if not flat.is_cuda:
+        return _by_pieces(flat, ranks, group).view(x.shape)
     share = -(-n // ranks)
     sent = F.pad(flat, (0, share * ranks - n))
     mine = torch.empty_like(sent)
@@ -53,6 +58,49 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
     everyone = total.new_empty(share * ranks)
     dist.all_gather_into_tensor(everyone, total, group=group)
     return everyone[:n].view(x.shape)
+
+
+def _by_pieces(flat: torch.Tensor, ranks: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """`all_reduce` of flat [n] by messages between pairs of ranks."""
+    flat = flat.contiguous()
+    n, rank = flat.numel(), dist.get_rank(group)
+    peers = {r: r if group is None else dist.get_global_rank(group, r) for r in range(ranks)}
+    del peers[rank]
+    out = torch.empty_like(flat)
+    held = flat.new_empty((2, ranks, min(_PIECE, -(-n // ranks))))
+    starts = range(0, n, ranks * held.shape[2])
+
+    def share(x: torch.Tensor, start: int, r: int) -> torch.Tensor:
+        """What rank r sums of a piece; of the last piece perhaps less, or nothing."""
+        length = min(starts.step, n - start)
+        return x[start + length * r // ranks : start + length * (r + 1) // ranks]
+
+    def exchange(ins: dict[int, torch.Tensor], outs: dict[int, torch.Tensor]) -> list[dist.Work]:
+        works = [dist.irecv(x, peers[r], group) for r, x in ins.items() if x.numel()]
+        works += [dist.isend(x, peers[r], group) for r, x in outs.items() if x.numel()]
+        return [work for work in works if work is not None]
+
+    def begin(i: int) -> list[dist.Work]:
+        width = share(flat, starts[i], rank).numel()
+        return exchange(
+            {r: held[i % 2, r, :width] for r in peers},
+            {r: share(flat, starts[i], r) for r in peers},
+        )
+
+    here, there = begin(0), []
+    for i, start in enumerate(starts):
+        ahead = begin(i + 1) if i + 1 < len(starts) else []
+        for message in here:
+            message.wait()
+        mine = share(out, start, rank)
+        terms = held[i % 2, :, : mine.numel()]
+        terms[rank] = share(flat, start, rank)
+        mine.copy_(columns(terms, flat.dtype))
+        there += exchange({r: share(out, start, r) for r in peers}, dict.fromkeys(peers, mine))
+        here = ahead
+    for message in there:
+        message.wait()
+    return out
 
 
 def row_parallel_linear(

@@ -3,7 +3,7 @@
 
 #include "bind.hpp"
 #include "buffer.hpp"
-#include "kernels/gemm.hpp"
+#include "product.hpp"
 
 namespace samebits {
 SB_KERNEL_TABLE(GemmKernels, gemm_kernels)
@@ -22,9 +22,12 @@ int64_t cost_ns(const GemmArgs& g) {
   return flops > reads ? flops : reads;
 }
 
-int64_t compute(GemmArgs g) {
+}  // namespace
+
+int64_t product(GemmArgs g, bool checked) {
   if (g.batch == 0 || g.m == 0 || g.n == 0) return 0;
-  if (g.n < 16 && g.m > g.n) {  // x * w == w * x: let the longer side be the vectors of outputs
+  g.pairs = g.in_type == DType::bf16 && !g.chain && use_dot();
+  if (g.n < 16 && g.m > g.n && !g.panels) {  // x * w == w * x: let the longer side be the vectors of outputs
     std::swap(g.x, g.w);
     std::swap(g.m, g.n);
     std::swap(g.x_batch, g.w_batch);
@@ -33,12 +36,12 @@ int64_t compute(GemmArgs g) {
     std::swap(g.c_row, g.c_col);
     std::swap(g.out_row, g.out_col);
   }
-  PathCheck checked, *check = nullptr;
+  PathCheck taken, *check = nullptr;
   int64_t lost = -1;  // a task that a test takes away
-  if (path_mode().on.load(std::memory_order_relaxed)) {
-    check = &checked;
-    checked.seed = path_mode().product;
-    checked.expected = path_fold(checked.seed, path_leaf(0, g.k, 16));
+  if (checked && path_mode().on.load(std::memory_order_relaxed)) {
+    check = &taken;
+    taken.seed = path_mode().product;
+    taken.expected = path_fold(taken.seed, path_leaf(0, g.k, 16));
     const Fault fault = path_mode().take_fault();
     if (fault == Fault::dropped && g.k > 16) g.k -= 16;
     if (fault == Fault::lost_tile) lost = 0;
@@ -47,7 +50,6 @@ int64_t compute(GemmArgs g) {
   const int threads = threads_for(cost_ns(g), kNanosecondsPerThread);
   const GemmPlan p = kernels.plan(g, threads);
   const int64_t units = g.batch * p.row_units;
-  const int64_t chunks = p.steps ? (p.steps + p.chunk - 1) / p.chunk : 0;
   int64_t group = p.unit_floats ? kGroupFloats / p.unit_floats : units;
   if (group < 1) group = 1;
   if (group > units) group = units;
@@ -56,9 +58,9 @@ int64_t compute(GemmArgs g) {
     const int64_t count = group < units - first ? group : units - first;
     if (p.unit_floats) {
       int wake = threads_for(count * p.unit_floats / 4, kNanosecondsPerThread);
-      parallel_for(count * chunks, wake < threads ? wake : threads, [&](int64_t i) {
-        int64_t u = i / chunks;
-        kernels.pack(g, p, first + u, i % chunks, packed + u * p.unit_floats);
+      parallel_for(count * p.pieces, wake < threads ? wake : threads, [&](int64_t i) {
+        int64_t u = i / p.pieces;
+        kernels.pack(g, p, first + u, i % p.pieces, packed + u * p.unit_floats);
       });
     }
     // Units inside, columns outside: a block of w is used by all units while it is in the cache.
@@ -77,14 +79,16 @@ int64_t compute(GemmArgs g) {
   packed_buffer.release_if_large();
   scratch_buffer.release_if_large();
   if (!check) return 0;
-  return checked.result(g.batch * g.m * g.n);
+  return taken.result(g.batch * g.m * g.n);
 }
+
+namespace {
 
 // Lets other Python threads run, where that is worth its cost. Returns outputs whose path was wrong.
 int64_t gemm(const GemmArgs& g) {
-  if (cost_ns(g) < 2000) return compute(g);
+  if (cost_ns(g) < 2000) return product(g, true);
   nb::gil_scoped_release release;
-  return compute(g);
+  return product(g, true);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "bind.hpp"
 #include "buffer.hpp"
 #include "kernels/packed.hpp"
+#include "product.hpp"
 
 namespace samebits {
 SB_KERNEL_TABLE(PackedKernels, packed_kernels)
@@ -27,7 +28,11 @@ bool has_dot() {
   return false;
 #endif
 }
+}  // namespace
+
 bool use_dot() { return dot_wanted.load(std::memory_order_relaxed) && active_isa() == Isa::avx512 && has_dot(); }
+
+namespace {
 
 void pack(GemmArgs g, void* to, Range* ranges) {
   const PackedKernels& kernels = packed_kernels();
@@ -42,9 +47,14 @@ int64_t cost_ns(const GemmArgs& g) {
   return arithmetic > reads ? arithmetic : reads;
 }
 
-void compute(const GemmArgs& g, const Range* ranges) {
+void compute(GemmArgs g, const Range* ranges) {
   if (g.m == 0 || g.n == 0) return;
   const PackedKernels& kernels = packed_kernels();
+  if (g.m >= kernels.many && g.in_type != DType::bf16) {
+    g.panels = true;
+    product(g, false);
+    return;
+  }
   const PackedShape shape(g.in_type, g.n, g.k);
   const bool dot = g.in_type == DType::bf16 && use_dot();
   const int threads = threads_for(cost_ns(g), kNanosecondsPerThread);

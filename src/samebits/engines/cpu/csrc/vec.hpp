@@ -8,6 +8,7 @@
 //   fold(v)                    lane i += lane i+8, then i+4, i+2, i+1; lane 0: the lanes(16) fold
 //   fold16(v[16])              lane j = fold(v[j])
 //   transpose16(v[16])         lane j of v[i] <-> lane i of v[j]
+//   store_lower/store_upper    lanes 0 to 7, 8 to 15
 //   load_part/store_part       the first n lanes (0 <= n <= 16); missing lanes read as +0
 //   load<T>, store<T>          T = float, bf16, f16: widening is exact, narrowing rounds to nearest
 //                              even, and a stored NaN is the canonical quiet NaN

@@ -22,6 +22,8 @@ static inline F16 load_part_f32(const float* p, int n) {
   return {_mm256_maskload_ps(p, first8(n)), _mm256_maskload_ps(p + 8, first8(n - 8))};
 }
 static inline void store_f32(float* p, F16 a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+static inline void store_lower(float* p, F16 a) { _mm256_storeu_ps(p, a.lo); }
+static inline void store_upper(float* p, F16 a) { _mm256_storeu_ps(p, a.hi); }
 static inline void store_part_f32(float* p, F16 a, int n) {
   _mm256_maskstore_ps(p, first8(n), a.lo);
   _mm256_maskstore_ps(p + 8, first8(n - 8), a.hi);

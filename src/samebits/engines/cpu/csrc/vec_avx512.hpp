@@ -17,6 +17,8 @@ static inline F16 load_f32(const float* p) { return {_mm512_loadu_ps(p)}; }
 static inline F16 load_part_f32(const float* p, int n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
 static inline void store_f32(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
 static inline void store_part_f32(float* p, F16 a, int n) { _mm512_mask_storeu_ps(p, first(n), a.v); }
+static inline void store_lower(float* p, F16 a) { _mm256_storeu_ps(p, _mm512_castps512_ps256(a.v)); }
+static inline void store_upper(float* p, F16 a) { _mm256_storeu_ps(p, _mm512_extractf32x8_ps(a.v, 1)); }
 static inline I16 load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline void store_i(int32_t* p, I16 a) { _mm512_storeu_si512(p, a.v); }
 

@@ -17,6 +17,8 @@ static inline F16 zero() { return set1(0.0f); }
 static inline I16 set1_i(int32_t x) { I16 r; SB_Q r.v[q] = vdupq_n_s32(x); return r; }
 static inline F16 load_f32(const float* p) { F16 r; SB_Q r.v[q] = vld1q_f32(p + 4 * q); return r; }
 static inline void store_f32(float* p, F16 a) { SB_Q vst1q_f32(p + 4 * q, a.v[q]); }
+static inline void store_lower(float* p, F16 a) { vst1q_f32(p, a.v[0]), vst1q_f32(p + 4, a.v[1]); }
+static inline void store_upper(float* p, F16 a) { vst1q_f32(p, a.v[2]), vst1q_f32(p + 4, a.v[3]); }
 static inline F16 load_part_f32(const float* p, int n) {
   float t[16] = {};
   std::memcpy(t, p, 4 * static_cast<size_t>(n));

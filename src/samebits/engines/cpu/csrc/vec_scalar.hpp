@@ -19,6 +19,8 @@ static inline I16 set1_i(int32_t x) { I16 r; SB_LANES r.v[i] = x; return r; }
 static inline F16 load_f32(const float* p) { F16 r; std::memcpy(r.v, p, 64); return r; }
 static inline F16 load_part_f32(const float* p, int n) { F16 r = zero(); std::memcpy(r.v, p, 4 * static_cast<size_t>(n)); return r; }
 static inline void store_f32(float* p, F16 a) { std::memcpy(p, a.v, 64); }
+static inline void store_lower(float* p, F16 a) { std::memcpy(p, a.v, 32); }
+static inline void store_upper(float* p, F16 a) { std::memcpy(p, a.v + 8, 32); }
 static inline void store_part_f32(float* p, F16 a, int n) { std::memcpy(p, a.v, 4 * static_cast<size_t>(n)); }
 static inline I16 load_i(const int32_t* p) { I16 r; std::memcpy(r.v, p, 64); return r; }
 static inline void store_i(int32_t* p, I16 a) { std::memcpy(p, a.v, 64); }

@@ -4,10 +4,10 @@
 // panel of columns, step of 16 k. The accumulators of a task, 16 lanes for each output, wait in the
 // second-level cache between chunks; the last chunk folds and writes. x is packed once per unit, w
 // once per task, or read where it lies when few rows would share the packed copy.
-// Few rows against contiguous columns, and short K, have schedules of their own (gemm_columns.hpp). So has
-// the tree of one chain, which is computed for 32 columns side by side.
+// Few rows against contiguous columns, and short K, have schedules of their own (gemm_columns.hpp); many rows have one
+// that keeps less in the caches, and so has the tree of one chain (gemm_strips.hpp).
 #include "kernels/gemm_columns.hpp"
-#include "kernels/gemm_parts.hpp"
+#include "kernels/gemm_strips.hpp"
 
 namespace samebits::SB_ISA {
 namespace {
@@ -15,18 +15,13 @@ namespace {
 GemmPlan plan(const GemmArgs& g, int threads) {
   GemmPlan p{};
   p.steps = div_up(g.k, 16);
+  if (g.chain || g.panels || (g.m >= (g.pairs ? kManyRowsPairs : kManyRows) && g.k > kStripDepth)) {
+    plan_strips(g, threads, p);
+    return p;
+  }
   int64_t row_limit = max_(kRows, min_(kUnitRows, kUnitFloats / max_(1, 16 * p.steps)));
   p.row_units = max_(1, div_up(g.m, row_limit));
   p.unit_rows = div_up(g.m, p.row_units);
-  if (g.chain) {
-    const int64_t chunks = max_(1, div_up(p.steps, kChunk));
-    p.chunk = max_(1, div_up(p.steps, chunks));
-    p.cols = kCols;
-    p.col_blocks = div_up(g.n, kCols);
-    p.unit_floats = p.unit_rows * p.steps * 16;
-    p.scratch_floats = kCols * (p.unit_rows + 16 * p.chunk);
-    return p;
-  }
   int64_t tiles = div_up(p.unit_rows, kRows);
   p.stream = g.m <= kStreamRows && g.w_row == 1 && g.w_col != 1;
   p.across = g.n > 16 && g.k > 0 && !p.stream &&
@@ -41,6 +36,7 @@ GemmPlan plan(const GemmArgs& g, int threads) {
   bool in_place = g.m == 1 && g.in_type == DType::f32 && g.x_col == 1 && g.k % 16 == 0;
   p.unit_floats = in_place ? 0 : p.unit_rows * p.steps * 16;
   int64_t acc_rows = p.chunk >= p.steps ? kRows : p.unit_rows;
+  p.pieces = p.steps ? div_up(p.steps, p.chunk) : 0;
   p.scratch_floats = 16 * p.cols * (p.stream   ? p.unit_rows
                                     : p.across ? p.steps
                                                : acc_rows + (p.pack_w ? p.chunk : 0));
@@ -121,6 +117,36 @@ void row_tile_of(int rows, const float* x, const Block<W>& w, float* acc, int64_
   }
 }
 
+// ---- packing ----
+template <class T>
+void pack_x(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
+  if (p.strips) return pack_tile<T>(g, p, unit, chunk, packed);
+  Unit u = unit_at(g, p, unit);
+  int64_t s0 = chunk * p.chunk, steps = min_(p.chunk, p.steps - s0);
+  float* base = packed + 16 * s0 * u.rows;
+  Cut tiles = p.stream ? Cut{u.rows, 1} : tiles_of(u.rows);
+  int64_t t = 0;
+  for (int64_t r0 = 0; r0 < u.rows; r0 += 16) {
+    int rows = static_cast<int>(min_(16, u.rows - r0));
+    Place to[16];
+    for (int r = 0; r < rows; ++r) {
+      while (tiles.at(t + 1) <= r0 + r) ++t;
+      int64_t first = tiles.at(t), size = tiles.at(t + 1) - first;
+      to[r] = {base + 16 * (first * steps + (r0 + r - first)), 16 * size};
+    }
+    const T* src = static_cast<const T*>(g.x) + u.batch * g.x_batch + (u.row0 + r0) * g.x_row;
+    pack_rows(src, g.x_row, g.x_col, rows, 16 * s0, g.k, steps, to);
+  }
+}
+
+void pack(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
+  switch (g.in_type) {
+    case DType::f32: return pack_x<float>(g, p, unit, chunk, packed);
+    case DType::bf16: return pack_x<bf16>(g, p, unit, chunk, packed);
+    case DType::f16: return pack_x<f16>(g, p, unit, chunk, packed);
+  }
+}
+
 // ---- a task ----
 template <class T>
 void pack_w(const T* w, const GemmArgs& g, int64_t cols, int64_t s0, int64_t steps, int panel_cols, float* to) {
@@ -159,14 +185,14 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   if (p.unit_floats == 0) packed = static_cast<const float*>(g.x) + u.batch * g.x_batch;
   Cut tiles = tiles_of(u.rows);
   PathChain paths[kUnitRows];
-  const bool whole = g.chain || p.stream || p.across;  // one piece of code walks all of k
+  const bool whole = p.stream || p.across || p.strips;  // one piece of code walks all of k
   if (whole) tiles = {u.rows, 1};
   if (check)
     for (int64_t t = 0; t < tiles.parts; ++t) paths[t].start(check->seed, 16);
   if (whole) {
-    int64_t end = g.chain    ? chain(g, p, u, packed, w, n0, cols, scratch)
-                  : p.stream ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
-                             : across(g, p, u, packed, w, n0, cols, scratch);
+    int64_t end = p.stream   ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
+                  : p.across ? across(g, p, u, packed, w, n0, cols, scratch)
+                             : strips(g, p, u, packed, w, n0, cols, scratch);
     if (check) {
       paths[0].extend(0, end);
       check->report(paths[0].digest() == check->expected, u.rows * cols);

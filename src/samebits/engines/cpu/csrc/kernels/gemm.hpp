@@ -20,6 +20,8 @@ struct GemmArgs {
   DType in_type, c_type, out_type;
   double alpha, beta;  // rounded to fp32 by the task, whose rounding mode is known; beta == 0: c is not read
   bool chain;          // the tree: one chain, else lanes(16)
+  bool panels = false;  // w is not a matrix but panels (packed.hpp) of fp32 or fp16
+  bool pairs = false;  // of bf16, for many rows: two steps a word, as vdpbf16ps takes them
 };
 
 /// The schedule: how the problem is cut. None of it changes a bit.
@@ -32,15 +34,18 @@ struct GemmPlan {
   int64_t col_blocks;  // tasks a unit
   int64_t unit_floats;     // packed x of one unit (0: x is read where it lies)
   int64_t scratch_floats;  // what a task needs: accumulators, packed w
+  int64_t pieces;    // in which x of a unit is packed
+  int64_t together;  // strips: tiles that take a lane one after the other
   bool pack_w;
   bool across;  // short K: w turned round, vectors along n
+  bool strips;  // many rows, or a chain: w in strips, vectors along n
   bool stream;  // few rows and contiguous columns of w: vectors along n
 };
 
 struct GemmKernels {
   GemmPlan (*plan)(const GemmArgs&, int threads);
-  /// Packs chunk `chunk` of unit `unit` as fp32, tile by tile.
-  void (*pack)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t chunk, float* packed);
+  /// Packs piece `piece` of x of unit `unit`, a chunk of k or a tile.
+  void (*pack)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t piece, float* packed);
   /// Computes column block `block` of unit `unit`. With a check, every tile reports the path that it took.
   void (*run)(const GemmArgs&, const GemmPlan&, int64_t unit, int64_t block, const float* packed, float* scratch,
               PathCheck* check);

@@ -1,5 +1,5 @@
-// Schedules of the matrix product with vectors along n: the chains of lanes(16) side by side in one
-// register belong to different columns, so the fold needs no shuffles. Included by gemm.cpp only.
+// Schedules of the matrix product with vectors along n, for few rows and for short K: the chains of lanes(16) side by
+// side in one register belong to different columns, so the fold needs no shuffles. Included by gemm.cpp only.
 #pragma once
 #include "kernels/gemm_parts.hpp"
 
@@ -99,7 +99,6 @@ void pack_across(const T* w, const GemmArgs& g, int64_t k_end, int64_t steps, in
 template <int R>
 void across_tile(const GemmArgs& g, const Unit& u, int64_t row, const float* x, const float* w, int64_t steps,
                  int64_t n0, int64_t cols) {
-  static constexpr uint8_t kOrder[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
   F16 held[5][R][2];
   for (unsigned i = 0; i < 16; ++i) {
     const float *xs = x + kOrder[i], *ws = w + kOrder[i] * kCols;
@@ -152,70 +151,6 @@ int64_t across(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float*
     }
   }
   return min_(g.k, 16 * p.steps);
-}
-
-// ---- the tree chain: one accumulator an output, vectors along n ----
-// k elements of a chunk; nothing is added for what lies past K, since -0 + 0 is not -0.
-template <int R>
-void chain_tile(const float* x, const float* w, int64_t k, float* acc, bool first) {
-  F16 a[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-    for (int h = 0; h < 2; ++h) a[r][h] = first ? zero() : load_f32(acc + r * kCols + 16 * h);
-  for (int64_t s = 0; s < k; s += 16, x += 16 * R) {
-    const int n = static_cast<int>(min_(16, k - s));
-    for (int l = 0; l < n; ++l, w += kCols) {
-      F16 w0 = load_f32(w), w1 = load_f32(w + 16);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        F16 xv = set1(x[16 * r + l]);
-        a[r][0] = fma(xv, w0, a[r][0]);
-        a[r][1] = fma(xv, w1, a[r][1]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-    for (int h = 0; h < 2; ++h) store_f32(acc + r * kCols + 16 * h, a[r][h]);
-}
-
-void chain_tile_of(int rows, const float* x, const float* w, int64_t k, float* acc, bool first) {
-  switch (rows) {
-    case 1: return chain_tile<1>(x, w, k, acc, first);
-    case 2: return chain_tile<2>(x, w, k, acc, first);
-#if !defined(SB_ISA_scalar)
-    case 3: return chain_tile<3>(x, w, k, acc, first);
-#endif
-#if defined(SB_ISA_avx512)
-    case 4: return chain_tile<4>(x, w, k, acc, first);
-    case 5: return chain_tile<5>(x, w, k, acc, first);
-    case 6: return chain_tile<6>(x, w, k, acc, first);
-#endif
-  }
-}
-
-// Returns where k ended.
-template <class T>
-int64_t chain(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* packed, const T* w, int64_t n0,
-              int64_t cols, float* acc) {
-  float* wp = acc + kCols * p.unit_rows;
-  Cut tiles = tiles_of(u.rows);
-  int64_t s0 = 0, end = 0;
-  do {
-    const int64_t steps = min_(p.chunk, p.steps - s0), k = min_(16 * steps, g.k - 16 * s0);
-    pack_across(w + 16 * s0 * g.w_col, g, k, steps, cols, wp);
-    for (int64_t t = 0; t < tiles.parts; ++t) {
-      const int64_t r0 = tiles.at(t);
-      chain_tile_of(static_cast<int>(tiles.at(t + 1) - r0), packed + 16 * (s0 * u.rows + r0 * steps), wp, k,
-                    acc + r0 * kCols, s0 == 0);
-    }
-    s0 += steps;
-    end += k;
-  } while (s0 < p.steps);
-  for (int64_t r = 0; r < u.rows; ++r)
-    for (int64_t j = 0; j < cols; j += 16)
-      finish(g, load_f32(acc + r * kCols + j), u.batch, u.row0 + r, n0 + j, static_cast<int>(min_(16, cols - j)));
-  return end;
 }
 
 }  // namespace

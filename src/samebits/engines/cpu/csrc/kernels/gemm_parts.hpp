@@ -26,6 +26,14 @@ constexpr int64_t kStreamCols = 128;
 // Up to this K, turning w round costs less than folding lanes across a register (measured); less
 // if w has to be transposed for it.
 constexpr int64_t kShort = 768, kShortTransposed = 256;
+// From so many rows on, and for K above 128, w is packed in strips (measured).
+#if defined(SB_ISA_avx512)
+constexpr int64_t kManyRows = 96, kManyRowsPairs = 32;
+#else
+constexpr int64_t kManyRows = 48, kManyRowsPairs = kManyRows;
+#endif
+constexpr int64_t kStripDepth = 128;
+constexpr uint8_t kOrder[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};  // its own inverse
 
 int64_t min_(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -83,34 +91,6 @@ void pack_rows(const T* src, int64_t row, int64_t col, int rows, int64_t k0, int
       }
     }
     for (int r = 0; r < rows; ++r) store_f32(to[r].at + i * to[r].step, v[r]);
-  }
-}
-
-template <class T>
-void pack_x(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
-  Unit u = unit_at(g, p, unit);
-  int64_t s0 = chunk * p.chunk, steps = min_(p.chunk, p.steps - s0);
-  float* base = packed + 16 * s0 * u.rows;
-  Cut tiles = p.stream ? Cut{u.rows, 1} : tiles_of(u.rows);
-  int64_t t = 0;
-  for (int64_t r0 = 0; r0 < u.rows; r0 += 16) {
-    int rows = static_cast<int>(min_(16, u.rows - r0));
-    Place to[16];
-    for (int r = 0; r < rows; ++r) {
-      while (tiles.at(t + 1) <= r0 + r) ++t;
-      int64_t first = tiles.at(t), size = tiles.at(t + 1) - first;
-      to[r] = {base + 16 * (first * steps + (r0 + r - first)), 16 * size};
-    }
-    const T* src = static_cast<const T*>(g.x) + u.batch * g.x_batch + (u.row0 + r0) * g.x_row;
-    pack_rows(src, g.x_row, g.x_col, rows, 16 * s0, g.k, steps, to);
-  }
-}
-
-void pack(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
-  switch (g.in_type) {
-    case DType::f32: return pack_x<float>(g, p, unit, chunk, packed);
-    case DType::bf16: return pack_x<bf16>(g, p, unit, chunk, packed);
-    case DType::f16: return pack_x<f16>(g, p, unit, chunk, packed);
   }
 }
 

@@ -39,6 +39,7 @@ struct PackedTile {
 
 struct PackedKernels {
   int64_t rows;  // of a tile, at most
+  int64_t many;  // rows of fp32 or fp16 from which on strips (gemm_strips.hpp) are faster
   /// Lays out one panel of g.w; returns the range of its numbers (of bf16 only).
   Range (*pack_w)(const GemmArgs& g, int64_t panel, void* to);
   /// Lays out rows of x; the same.

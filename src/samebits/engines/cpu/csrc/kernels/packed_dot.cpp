@@ -2,6 +2,7 @@
 // acc = rne(acc + x.upper * w.upper), then the same with the lower halves, whatever MXCSR says, with
 // subnormals as zeros. A processor is asked before it is believed.
 #include "kernels/packed_tile.hpp"
+#include "kernels/strip_tile.hpp"
 
 namespace samebits::SB_ISA {
 namespace {
@@ -13,6 +14,7 @@ F16 dot(F16 a, I16 x, I16 w) {
 struct Dot {
   using X = int32_t;
   using W = int32_t;
+  static constexpr bool kHalves = false;
   // A step that is not there adds +0 * +0; it changes -0 alone, which no sum is (see dot_keeps_bits).
   static int64_t whole(const PackedShape& s) { return s.units; }
   static I16 load(const int32_t* w) { return load_i(w); }
@@ -27,6 +29,7 @@ F16 half(I16 v, bool upper) {
 }  // namespace
 
 void run_dot(const PackedTile& t) { run_tile<Dot>(t); }
+void run_dot_strip(const StripTile& t) { strip_run<Dot, kStripLanes>(t); }
 
 bool dot_is_two_steps() {
   uint64_t state = 0x9e3779b97f4a7c15u;

@@ -8,15 +8,15 @@ namespace samebits::SB_ISA {
 namespace {
 
 #if defined(SB_ISA_avx512)
-constexpr int kTileRows = 6;
+constexpr int kTileRows = 6, kTilesUpTo = 192;
 constexpr int lanes_of(int rows) { return rows == 1 ? 16 : rows <= 3 ? 8 : 2; }
 constexpr int panels_of(int rows) { return rows <= 3 ? 1 : 2; }
 #elif defined(SB_ISA_scalar)
-constexpr int kTileRows = 2;
+constexpr int kTileRows = 2, kTilesUpTo = 64;
 constexpr int lanes_of(int) { return 1; }
 constexpr int panels_of(int) { return 1; }
 #else
-constexpr int kTileRows = 3;
+constexpr int kTileRows = 3, kTilesUpTo = 64;
 constexpr int lanes_of(int rows) { return rows == 1 ? 4 : 1; }
 constexpr int panels_of(int rows) { return rows == 1 ? 1 : 2; }
 #endif
