@@ -127,3 +127,20 @@ def test_an_ordinary_call_meanwhile_is_refused(switch: None) -> None:
     with running, pytest.raises(SwitchError, match="while continuous batching uses it"):
         model(ids)
     model(ids)
+
+
+def test_disabling_a_model_that_is_in_use_is_refused(switch: None) -> None:
+    """The manager would give it our attention again when it stops."""
+    model = sbt.enable(models.decoder("llama"))
+    before = model.config._attn_implementation
+    with (
+        model.continuous_batching_context_manager(
+            generation_config=GenerationConfig(max_new_tokens=2, eos_token_id=-1, pad_token_id=0),
+            continuous_batching_config=configuration(64),
+        ),
+        pytest.raises(SwitchError, match="stop its manager"),
+    ):
+        sbt.disable(model)
+    assert model.config._attn_implementation == before
+    sbt.disable(model)
+    assert model.config._attn_implementation != before

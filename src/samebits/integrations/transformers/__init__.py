@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import transformers.modeling_utils  # noqa: F401  (first: `samebits run` has a hook behind it)
 
 from samebits import mode
-from samebits.errors import UncoveredError, UncoveredWarning
+from samebits.errors import SwitchError, UncoveredError, UncoveredWarning
 from samebits.integrations.transformers import hooks
 from samebits.integrations.transformers.attention import attention_forward
 from samebits.integrations.transformers.cache import KVCache
@@ -76,10 +76,17 @@ def disable(model: Any = None) -> None:
     """Gives a model back what it had before `enable`; None: undoes ``enable()`` for all models.
 
     The switch stays on: `samebits.disable` turns it off.
+
+    Raises:
+        SwitchError: continuous batching uses the model, and would give it our attention again.
     """
     if model is None:
         hooks.remove(for_all_only=True)
         return
+    if model in _before and model.config._attn_implementation == hooks.PAGED:
+        raise SwitchError(
+            "continuous batching uses the model: stop its manager before disable(model)"
+        )
     before = _before.pop(model, None)
     if before is not None:
         model.set_attn_implementation(before["attention"])
