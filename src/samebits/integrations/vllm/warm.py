@@ -75,8 +75,8 @@ def warm_up(worker: Any) -> None:
     ranks = config.parallel_config.tensor_parallel_size
     threads = max(1, min(16, (os.cpu_count() or 1) // ranks))
     with torch.inference_mode():
-        for error in compile_ahead(calls, threads):
-            log.warning("samebits: a call was not warmed up: %s", error)
+        for error in dict.fromkeys(map(str, compile_ahead(calls, threads))):
+            log.warning("samebits: calls were not warmed up: %s", error)
 
 
 def rows(most: int) -> list[int]:
