@@ -261,30 +261,11 @@ _DENSE: dict[str, Kernel] = {
     "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
 }  # fmt: skip
 #: Portable under these contracts, too (base names): nothing that has an exact one.
-_STAYS = frozenset(
-    [
-        "argmax",
-        "argmin",
-        "argsort",
-        "cumprod",
-        "cumsum",
-        "embedding",
-        "gelu",
-        "index_add",
-        "kthvalue",
-        "prod",
-        "scatter_add",
-        "sigmoid",
-        "silu",
-        "sort",
-        "std",
-        "std_mean",
-        "tensordot",
-        "topk",
-        "var",
-        "var_mean",
-    ]
-)
+_STAYS = frozenset({
+    "argmax", "argmin", "argsort", "cumprod", "cumsum", "embedding", "gelu", "index_add",
+    "kthvalue", "prod", "scatter_add", "sigmoid", "silu", "sort", "std", "std_mean", "tensordot",
+    "topk", "var", "var_mean",
+})  # fmt: skip
 #: Composites that are taken whole.
 _AUTOGRAD: dict[str, Kernel] = {
     "linear": _linear_autograd, "layer_norm": _layer_norm, "rms_norm": _rms_norm,
