@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -170,6 +171,16 @@ def test_reports_survive_json() -> None:
     assert Report.from_json(report.to_json()) == report
     with pytest.raises(ValueError, match="not a samebits report"):
         Report.from_json('{"format": 0}')
+
+
+def test_other_json_files_are_no_reports() -> None:
+    whole = json.loads(run(Planted(), X.abs()).to_json())
+    for change in ({"device_class": "cpu"}, {"outcome": []}):
+        with pytest.raises(ValueError, match="something else than a Report"):
+            Report.from_json(json.dumps(whole | change))
+    del whole["target"]
+    with pytest.raises(ValueError, match=r"Report: .*target"):
+        Report.from_json(json.dumps(whole))
 
 
 def test_weights_are_not_rows_unless_told() -> None:

@@ -11,9 +11,19 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], data: Any) -> T:
-    """The dataclass whose ``dataclasses.asdict`` went through JSON as `data`."""
+    """The dataclass whose ``dataclasses.asdict`` went through JSON as `data`.
+
+    Raises:
+        ValueError: fields are missing, or others are there.
+    """
     hints = typing.get_type_hints(cls)
-    return cls(**{key: _value(hints[key], value) for key, value in data.items()})
+    if not isinstance(data, dict) or not data.keys() <= hints.keys():
+        raise ValueError(f"something else than a {cls.__name__}")
+    values = {key: _value(hints[key], value) for key, value in data.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__}: {error}") from None
 
 
 def _value(hint: Any, value: Any) -> Any:
