@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from samebits import ops, plan
 from samebits.errors import RankError, SamebitsError, ShapeError
-from samebits.ops.parallel.ranks import disagreement
+from samebits.ops.parallel.ranks import decides_bits, disagreement, hear
 
 #: Seconds that a rank waits for one that will not come, for one that is only slow, and the test
 #: for its children.
@@ -103,6 +103,22 @@ def killed_on_gpus(index: int, size: int) -> None:
         ops.row_parallel_linear(x, w, group=group)
 
 
+def killed_over_nccl(index: int, size: int) -> None:
+    """Without peer memory: it is the host that waits, for a message of NCCL's."""
+    torch.cuda.set_device(index)
+    group = dist.group.WORLD
+    x, w = (torch.ones(n, 1024, device="cuda", dtype=torch.bfloat16) for n in (4, 64))
+    with torch.no_grad():
+        ops.row_parallel_linear(x, w, group=group)
+        assert ops.parallel.transport(group).startswith("messages")
+        torch.cuda.synchronize()
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT))
+        ops.row_parallel_linear(x, w, group=group)
+        torch.cuda.synchronize()
+
+
 def killed_before_it_came(index: int, size: int) -> None:
     if index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -127,12 +143,16 @@ def raises(index: int, size: int) -> None:
 
 
 def child(index: int, size: int, folder: str, what: str) -> None:
-    """Writes the error that the rank met, or "" ."""
+    """Writes the error that the rank met, or "" ; what the process says is in another file."""
     torch.set_num_threads(1)
+    os.dup2(os.open(f"{folder}/{index}.said", os.O_CREAT | os.O_WRONLY), 2)
+    backend = "nccl" if what.endswith("nccl") else "gloo"
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=index, world_size=size,
+        backend, init_method=f"file://{folder}/meet", rank=index, world_size=size,
         timeout=timedelta(seconds=PATIENCE),
     )  # fmt: skip
+    # A rank that ends while others are still connecting would be a fault of theirs.
+    hear(dist.group.WORLD, "connected", PATIENCE)
     error = ""
     try:
         globals()[what](index, size)
@@ -177,6 +197,19 @@ def test_a_plan_that_was_loaded_later(tmp_path: Path) -> None:
     assert errors(tmp_path, "plan_loaded_later") == ["", ""]
 
 
+def test_plans_of_a_cpu_count_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan.planner, "this_device_class", lambda: "sm_90")
+    plan.reset()
+    try:
+        before = decides_bits()
+        assert decides_bits() == before
+        plan.planner.put_in_force(plan.build([(64, 64)], device="cpu"))
+        assert "contracts and schedules" in disagreement([before, decides_bits()])
+    finally:
+        monkeypatch.undo()
+        plan.reset()
+
+
 def test_operands_that_do_not_fit(tmp_path: Path) -> None:
     assert errors(tmp_path, "wrong_operands") == ["", ""]
 
@@ -195,6 +228,24 @@ def test_a_rank_that_is_killed_on_gpus(tmp_path: Path) -> None:
     found = errors(tmp_path, "killed_on_gpus")
     assert found[1] is None
     assert f"RankError: rank 0 of 2: rank 1 did not answer within {TIMEOUT:g} s" in str(found[0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs for NCCL")
+@pytest.mark.parametrize("blocking", [False, True], ids=["watchdog", "blocking"])
+def test_a_rank_that_is_killed_over_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocking: bool
+) -> None:
+    """torch's watchdog ends the process some time after the group's timeout; or the call raises."""
+    monkeypatch.setenv("SAMEBITS_PEER_MEMORY", "0")
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", str(int(blocking)))
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500")
+    found = errors(tmp_path, "killed_over_nccl")
+    if blocking:
+        assert "RankError: rank 0 of 2: the exchange" in str(found[0])
+    else:
+        assert found[0] is None
+        said = (tmp_path / "0.said").read_text()
+        assert "Watchdog caught collective operation timeout" in said
 
 
 def test_a_rank_that_is_killed_before_it_came(tmp_path: Path) -> None:

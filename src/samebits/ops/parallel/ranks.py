@@ -39,7 +39,7 @@ class Ranks:
         group: what results travel over.
         size: how many ranks.
         index: which of them this process is, from 0.
-        plan: id of the plan that they agreed on.
+        plan: ids of the plans that they agreed on.
         timeout: seconds to wait for a rank, where the group's own timeout does not hold.
     """
 
@@ -174,7 +174,8 @@ def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
         group: of any backend.
         timeout: seconds to wait for the others, here and in kernels that wait for results in a
             GPU's memory. Messages are waited for as long as the group's own timeout says
-            (``torch.distributed.init_process_group(timeout=)``).
+            (``torch.distributed.init_process_group(timeout=)``); of NCCL's, torch's watchdog then
+            ends the process (docs/parallel.md).
 
     Raises:
         RankError: on every rank: they differ, or one did not come in time.
@@ -226,8 +227,9 @@ def hear(group: dist.ProcessGroup, said: T, timeout: float) -> list[T]:
 
 @lru_cache(maxsize=1)
 def _plan() -> str:
-    """The id of the plan in force."""
-    return str(plan.current().id)
+    """The ids of the plans in force: ranks on a machine with GPUs may compute on its CPU, too."""
+    classes = dict.fromkeys((planner.this_device_class(), "cpu"))
+    return " ".join(str(plan.current(device).id) for device in classes)
 
 
 planner.on_change.append(_plan.cache_clear)
