@@ -56,8 +56,8 @@ def test_they_compile(dtype: torch.dtype) -> None:
         nvrtc.version()
     except DeviceError:
         pytest.skip("no NVRTC here")
-    for ranks, schedule in zip(join.RANKS, (join.SHARES, join.STREAM, join.STREAM), strict=True):
-        assert join.compiled(ranks, dtype, schedule.unroll).startswith(b"\x7fELF")
+    for ranks in join.RANKS:
+        assert join.compiled(ranks, dtype, join.STREAM.unroll).startswith(b"\x7fELF")
 
 
 @emulated

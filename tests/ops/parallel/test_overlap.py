@@ -25,12 +25,13 @@ def test_every_row_goes_once_to_the_rank_that_folds_it(count: int, size: int) ->
 
 def test_two_ranks_send_the_first_rows_early() -> None:
     assert overlap.pieces(8192, 2, 0) == [(1, 4096, 6144), (1, 6144, 8192)]
+    assert overlap.pieces(1024, 2, 1) == [(0, 0, 512)]
 
 
-def test_it_is_not_done_before_it_is_wanted() -> None:
+def test_it_is_not_done_on_a_cpu() -> None:
     alone = Ranks(dist.ProcessGroup(0, 2), 2, 0, "", 1.0)
 
     def product(x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("nothing is computed")
 
-    assert overlap.row_parallel(alone, torch.ones(4, 8), 8, None, product) is None
+    assert overlap.row_parallel(alone, torch.ones(4096, 8), 4096, None, product) is None

@@ -28,9 +28,9 @@ def test_parts_of_the_memory_do_not_overlap(ranks: int) -> None:
 
 def test_few_numbers_go_as_packets() -> None:
     """As many as all ranks together send in a time that is about that of flags."""
-    for ranks, most in ((2, 1 << 18), (4, (1 << 18) // 3), (8, (1 << 18) // 7)):
+    for ranks, most in ((2, 1 << 17), (4, (1 << 17) // 3), (8, (1 << 17) // 7)):
         assert join.schedule_for(most, ranks) is join.PACKETS
-        assert join.schedule_for(most + 1, ranks) is join.MANY
+        assert join.schedule_for(most + 1, ranks) is join.STREAM
 
 
 def test_a_rank_that_did_not_answer_is_told_at_the_next_call() -> None:

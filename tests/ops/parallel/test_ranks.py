@@ -7,6 +7,7 @@ and a rank a GPU over NCCL, for as many as are visible.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,10 @@ def gpus() -> int:
 
 
 @pytest.mark.skipif(gpus() < 1, reason="needs a GPU: none is visible")
-def test_ranks_that_share_gpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", GPU.dtypes, ids=str)
+def test_ranks_that_share_gpus(tmp_path: Path, dtype: torch.dtype) -> None:
     """Over gloo: only the number of ranks is in question here, so a few sizes do."""
-    few = Sizes(**{**GPU.__dict__, "tokens": (1, 3, 64, 513), "repeats": 2})
+    few = replace(GPU, tokens=(1, 3, 64, 513), dtypes=(dtype,), repeats=2)
     found = spawn(tmp_path, "cuda", "gloo", (1, 2, 4, 8), few, list(CASES))
     assert not [w for name in CASES if name != STOCK for w in others(only(found, name))]
     assert others(only(found, STOCK))

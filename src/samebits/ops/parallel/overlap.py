@@ -16,10 +16,11 @@ import torch
 from samebits.ops.parallel.peers import peers_of
 from samebits.ops.parallel.ranks import Ranks
 
-#: From how many rows on it is done; None: never, until it has been timed on a chip.
-FROM: int | None = None
-#: The rows of other ranks are computed in so many pieces, so that the first leave early.
-PIECES = 2
+#: From how many results on it is the faster way (on two H200).
+FROM = 1 << 22
+#: The rows of other ranks are computed in pieces, so that the first leave early: how many, if that
+#: leaves so many rows for each.
+PIECES, LEAST = 2, 512
 
 
 class Piece(NamedTuple):
@@ -36,7 +37,7 @@ def pieces(count: int, size: int, index: int) -> list[Piece]:
     Ranks begin with the next one, so that no two send to the same one.
     """
     share = -(-count // size)
-    step = -(-share // max(1, PIECES // (size - 1)))
+    step = max(LEAST, -(-share // max(1, PIECES // (size - 1))))
     found = []
     for rank in ((index + other) % size for other in range(1, size)):
         stop = min((rank + 1) * share, count)
@@ -61,7 +62,7 @@ def row_parallel(
         product: [R, N] fp32 partial sums of rows of x.
     """
     count, share = x.shape[0], -(-x.shape[0] // ranks.size)
-    if FROM is None or not x.is_cuda or count < FROM or (ranks.size - 1) * share >= count:
+    if not x.is_cuda or count * features < FROM or (ranks.size - 1) * share >= count:
         return None
     from samebits.engines.cuda.peer.join import MOST
 

@@ -45,7 +45,7 @@ void launch(u32 blocks, u32 resident, u32 seed, Kernel kernel) {
 struct Call {
   explicit Call(int number) {
     std::mt19937 draw(number);
-    way = draw() % 4, columns = LINE * (1 + draw() % 4);
+    way = draw() % 3, columns = LINE * (1 + draw() % 4);
     rows = 1 + draw() % (way == 0 ? 12 : 150), blocks = 1 + draw() % 3;
     for (auto& of : sums) {
       of.resize(rows * columns);
@@ -97,7 +97,7 @@ int main(int count, char** words) {
       if (pause() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pause() % 2000));
       Out* y = (Out*)out.data();
       const u32 resident = 1 + pause() % call.blocks, seed = number * RANKS + index;
-      for (u32 other = 0; call.way == 3 && other < RANKS; ++other)  // copied before the launch
+      for (u32 other = 0; call.way == 2 && other < RANKS; ++other)  // copied before the launch
         if (const u32 first = other * share; other != index && first < n)
           std::memcpy((void*)(bases[other] + SUMS + index * share * 4), &call.sums[index][first],
                       4 * std::min(share, n - first));
@@ -107,12 +107,9 @@ int main(int count, char** words) {
         const Out* bias = call.bias.data();
         if (call.way == 0)
           join_packets(pairs, bias, y, n / 2, call.columns, index, bases, own, host_word, patience, 0, CAPACITY);
-        else if (call.way == 1)
-          join_stream(partial, bias, y, n, call.columns, share, index, bases, own, host_word, patience, FLAGS,
-                      SUMS, RESULTS, BLOCKS);
         else
-          join_shares(partial, bias, y, n, call.columns, share, index, bases, own, host_word, patience, FLAGS,
-                      SUMS, RESULTS, BLOCKS, call.way == 3);
+          join_stream(partial, bias, y, n, call.columns, share, index, bases, own, host_word, patience, FLAGS,
+                      SUMS, RESULTS, BLOCKS, call.way == 2);
       });
       bool absent = false;
       wrong += out.back().x != CANARY;

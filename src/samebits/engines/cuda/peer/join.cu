@@ -1,15 +1,15 @@
 // Partial sums of ranks on GPUs that see each other's memory: moved by stores over NVLink, folded
-// pairwise in the order of ranks, bias and one rounding last. Three kernels, one result:
+// pairwise in the order of ranks, bias and one rounding last. Two kernels, one result:
 //
 // join_packets   few numbers. Every rank stores its partial sums into the memory of all others, each
 //                number with a mark; a thread waits for the marks of its own numbers and folds. One
 //                way over NVLink and no barrier; a number costs 8 bytes.
-// join_shares    many numbers. Every rank folds a share of them: partial sums go to the rank whose
+// join_stream    many numbers. Every rank folds a share of them: partial sums go to the rank whose
 //                share they are in, rounded results come back to all. A block of one rank works with
-//                the block of the same index on the others and tells it of each step by a flag.
-//                Partial sums may have been copied before the launch, while others were computed.
-// join_stream    the same work, in another order: while a step's partial sums travel, those of the
-//                step before are folded, and results of the one before that are taken in.
+//                the block of the same index on the others and tells it of each step by a flag: while
+//                a step's partial sums travel, those of the step before are folded, and results of the
+//                one before that are taken in. Partial sums may have been copied before the launch,
+//                while others were computed.
 //
 // Numbers are told apart from those of earlier calls by counters that the kernels keep themselves, so
 // a captured graph can be replayed. A rank is never more than one call ahead: it ends a call with
@@ -324,47 +324,14 @@ DEVICE bool told(const Way& way, u32 index, u64 flags, u32 blocks, u32 value) {
   return __syncthreads_and(good);
 }
 
+// Turn t pushes step t, folds step t - 1 and takes in step t - 2. One flag a turn says all of it: who
+// has ended turn t has pushed steps to t, and sent the results of steps to t - 1.
 // flags: where they lie in every rank's memory; blocks: flags of a rank, at least the grid's; pushed:
 // what other ranks fold is in their memory already, and of `partial` only this rank's share is read.
 extern "C" __global__ void __launch_bounds__(THREADS)
-join_shares(const float* partial, const Out* bias, Out* out, u32 count, u32 columns, u32 share,
-            u32 index, const u64* bases, Counters* counters, u64 host, u64 patience, u64 flags,
-            u64 sums, u64 results, u32 blocks, u32 pushed) {
-  await_predecessor();
-  admit_successor();
-  const Way way{bases, counters, host, patience};
-  Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
-  work.find();
-  const u32 base = load_now(&counters->shares), steps = work.steps();
-  const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
-  const u64 second = (u64)RANKS * blocks * 4;  // flags of results lie behind those of sums
-  bool good = load_now(&counters->failed) == 0;
-
-  if (pushed && good) tell(way, index, own_flag, base + steps);
-  for (u32 step = 0; step < steps && good && !pushed; ++step) {
-    work.push(step);
-    tell(way, index, own_flag, base + step + 1);
-  }
-  for (u32 step = 0; step < steps && good; ++step) {
-    good = told(way, index, flags, blocks, base + step + 1);
-    if (!good) break;
-    work.fold_step(step);
-    tell(way, index, own_flag + second, base + step + 1);
-  }
-  for (u32 step = 0; step < steps && good; ++step) {
-    good = told(way, index, flags + second, blocks, base + step + 1);
-    if (good) work.take(step);
-  }
-  if (!good) work.give_up();
-  leave(&counters->done_shares, &counters->shares, base + steps);
-}
-
-// Turn t pushes step t, folds step t - 1 and takes in step t - 2. One flag a turn says all of it: who
-// has ended turn t has pushed steps to t, and sent the results of steps to t - 1.
-extern "C" __global__ void __launch_bounds__(THREADS)
 join_stream(const float* partial, const Out* bias, Out* out, u32 count, u32 columns, u32 share,
             u32 index, const u64* bases, Counters* counters, u64 host, u64 patience, u64 flags,
-            u64 sums, u64 results, u32 blocks) {
+            u64 sums, u64 results, u32 blocks, u32 pushed) {
   await_predecessor();
   admit_successor();
   const Way way{bases, counters, host, patience};
@@ -375,7 +342,7 @@ join_stream(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   bool good = load_now(&counters->failed) == 0;
 
   for (u32 turn = 0; turn < steps + 2 && good; ++turn) {
-    if (turn < steps) work.push(turn);
+    if (turn < steps && !pushed) work.push(turn);
     if (turn > 0) good = told(way, index, flags, blocks, base + turn);
     if (!good) break;
     if (turn > 0 && turn <= steps) work.fold_step(turn - 1);

@@ -24,8 +24,8 @@ RANKS = (2, 4, 8)
 _THREADS, _LINE, _PACKET = 512, 8, 16
 #: Numbers that one launch takes: beyond, rows go in several.
 MOST = 1 << 25
-#: Numbers that packets can carry, and up to how many sent they are the faster way.
-MOST_PACKETS, FEW = 1 << 19, 1 << 18
+#: Numbers that packets can carry: up to so many sent they are the faster way.
+FEW = 1 << 17
 #: Most blocks of a launch that talk to blocks of the other ranks.
 _MOST_BLOCKS = 256
 
@@ -35,24 +35,22 @@ class Schedule:
     """How numbers travel: a matter of speed alone.
 
     Attributes:
-        kernel: "packets", "shares" or "stream", as in join.cu.
+        kernel: "packets" or "stream", as in join.cu.
         blocks: most of a launch: what saturates NVLink; all run at a time.
         unroll: lines of a thread in a step (not of packets).
     """
 
     kernel: str
     blocks: int = 128
-    unroll: int = 4
+    unroll: int = 2
 
 
-PACKETS, SHARES, STREAM = Schedule("packets"), Schedule("shares"), Schedule("stream", unroll=2)
-#: What many numbers go by, until the other has been timed on a chip.
-MANY = SHARES
+PACKETS, STREAM = Schedule("packets"), Schedule("stream")
 
 
 def schedule_for(count: int, ranks: int) -> Schedule:
     """The schedule of `count` numbers: packets where all that a rank sends is few."""
-    return PACKETS if count * (ranks - 1) <= FEW else MANY
+    return PACKETS if count * (ranks - 1) <= FEW else STREAM
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Layout:
     @property
     def capacity(self) -> int:
         """Packets of a sender in one turn."""
-        return MOST_PACKETS // 2
+        return FEW // 2
 
     @property
     def flags(self) -> int:
@@ -146,7 +144,7 @@ class Peers:
             bias: [N] of the dtype of `out`, contiguous; or None.
             out: [M, N] bf16, fp16 or fp32, contiguous, 16-byte aligned.
             schedule: the same on all ranks; None: by the number of numbers. Packets carry
-                `MOST_PACKETS`: more go by `MANY`.
+                `FEW`: more go by `STREAM`.
 
         Raises:
             RankError: a rank did not answer in an earlier call.
@@ -168,8 +166,8 @@ class Peers:
     ) -> None:
         count, columns = partial.numel(), partial.shape[1]
         chosen = schedule or schedule_for(count, self.size)
-        if chosen.kernel == "packets" and count > MOST_PACKETS:
-            chosen = MANY
+        if chosen.kernel == "packets" and count > FEW:
+            chosen = STREAM
         kernel, layout = _kernel(self.size, out.dtype, chosen), self.layout
         patience = int(self.patience * 1e9)
         if chosen.kernel == "packets":
@@ -184,8 +182,7 @@ class Peers:
         kernel(
             (min(chosen.blocks, _MOST_BLOCKS, -(-share // (_THREADS * _LINE))),),
             partial, bias, out, count, columns, share, self.index, self._bases, self._counters,
-            self._host, patience, layout.flags, layout.sums, layout.results, _MOST_BLOCKS,
-            *(0,) * (chosen.kernel == "shares"),
+            self._host, patience, layout.flags, layout.sums, layout.results, _MOST_BLOCKS, 0,
         )  # fmt: skip
 
     def push(self, partial: torch.Tensor, rank: int, start: int, share: int) -> None:
@@ -218,8 +215,8 @@ class Peers:
         """
         self.check()
         layout = self.layout
-        _kernel(self.size, out.dtype, SHARES)(
-            (min(SHARES.blocks, -(-share // (_THREADS * _LINE))),),
+        _kernel(self.size, out.dtype, STREAM)(
+            (min(STREAM.blocks, -(-share // (_THREADS * _LINE))),),
             own.data_ptr() - 4 * self.index * share,  # where the numbers of all shares would begin
             bias, out, out.numel(), out.shape[1], share, self.index, self._bases, self._counters,
             self._host, int(self.patience * 1e9), layout.flags, layout.sums, layout.results,
@@ -241,7 +238,7 @@ def allocate(ranks: int) -> SharedMemory:
 def _kernel(ranks: int, dtype: torch.dtype, schedule: Schedule) -> Any:
     """The kernel of a schedule, for a number of ranks and a dtype of results."""
     cubin = functools.partial(compiled, ranks, dtype, schedule.unroll)
-    slots = [WORD] * {"packets": 12, "shares": 16, "stream": 15}[schedule.kernel]
+    slots = [WORD] * {"packets": 12, "stream": 16}[schedule.kernel]
     return launcher(f"join_{schedule.kernel}", cubin, slots, threads=_THREADS, pdl=True)
 
 

@@ -192,21 +192,29 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[GemmSchedule, ...]:
         for split in folds
         if low <= m <= high
         and not (split and how == "persistent")
+        and (split or "leaf" not in how)
         and (size == 2 or "swap" in how or bm >= 64)
     )  # fmt: skip
 
 
-#: (from m, up to m, block_m, block_n, block_k in 16-bit elements, warps, stages, how)
+#: (from m, up to m, block_m, block_n, block_k in 16-bit elements, warps, stages, how). Where that
+#: says "leaf", tiles for leaves with a CTA each: those of some 4096 features make one wave.
 _TILES: tuple[tuple[int, int, int, int, int, int, int, tuple[str, ...]], ...] = (
     (1, 16, 16, 64, 256, 4, 4, ("swap",)),
     (1, 16, 16, 64, 256, 4, 5, ("swap",)),
     (1, 16, 16, 64, 128, 4, 6, ("swap",)),
     (1, 16, 16, 64, 64, 4, 8, ("swap",)),
     (1, 16, 16, 32, 256, 4, 6, ("",)),
+    (1, 16, 16, 64, 128, 4, 4, ("swap leaf",)),
+    (1, 16, 16, 128, 128, 4, 4, ("swap leaf", "swap tma leaf")),
+    (1, 16, 16, 128, 64, 8, 8, ("swap leaf",)),
     (17, 64, 16, 64, 128, 4, 6, ("swap tma",)),
     (17, 64, 32, 64, 256, 4, 3, ("swap",)),
     (17, 128, 32, 64, 128, 4, 5, ("swap", "swap tma")),
     (17, 128, 32, 64, 128, 4, 4, ("swap",)),
+    (17, 32, 32, 128, 128, 8, 4, ("swap leaf", "swap tma leaf")),
+    (33, 64, 64, 64, 64, 4, 6, ("swap leaf", "swap tma leaf")),
+    (33, 64, 64, 128, 64, 8, 6, ("swap leaf", "swap tma leaf")),
     (33, 256, 64, 64, 128, 4, 4, ("swap", "swap tma")),
     (65, 256, 64, 64, 128, 4, 3, ("swap tma",)),
     (65, 1024, 64, 128, 64, 4, 5, ("swap tma",)),
