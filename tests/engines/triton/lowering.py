@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler import ASTSource, CompilationError, make_backend
+from triton.runtime.jit import mangle_type
 
+from samebits.engines.triton import exact
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.latency import scores_kernel, values_kernel
 from samebits.engines.triton.attention.portable import portable_kernel
+from samebits.engines.triton.exact import residue
 from samebits.engines.triton.exact.wide import wide_kernel
 from samebits.engines.triton.launch import _check_blocks
 from samebits.engines.triton.rows.fold import fold_kernel
@@ -126,6 +130,13 @@ def lower(
         if name in constants or (name in OPTIONAL and name not in there):
             kind, values[(i,)] = "constexpr", constants.get(name)
         signature[name] = kind
+    lower_form(kernel, signature, values, blocks)
+
+
+def lower_form(
+    kernel: Any, signature: dict[str, str], values: dict[tuple[int], Any], blocks: bool = False
+) -> None:
+    """`lower` of a kernel with a type for every parameter, and the values that are compiled in."""
     source = ASTSource(fn=kernel, signature=signature, constexprs=values)
     backend = make_backend(TARGET)
     options = backend.parse_options({"num_warps": 4, "enable_fp_fusion": False})
@@ -143,10 +154,64 @@ def lower(
         _check_blocks(kernel.__name__, str(module))
 
 
-def refusal(*variant: Any, blocks: bool = False) -> str | None:
+class Recorder:
+    """In the place of `launch`: the forms of the kernels that calls would start.
+
+    Attributes:
+        forms: kernel, types and values as `lower_form` takes them, each form once.
+    """
+
+    def __init__(self) -> None:
+        self.forms: dict[str, tuple[Any, dict[str, str], dict[tuple[int], Any]]] = {}
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
+        """As Triton classes the arguments: an integer that is 1 becomes a value of the kernel.
+
+        Every integer may be 1, so there is a form of each kernel in which all of them are.
+        """
+        constants = {name: v for name, v in options.items() if name in kernel.arg_names}
+        for ones in (False, True):
+            signature, values = {}, {}
+            for i, name in enumerate(kernel.arg_names):
+                value = constants[name] if name in constants else args[i]
+                value = 1 if ones and type(value) is int and name not in constants else value
+                kind = "constexpr" if name in constants else mangle_type(value, True)
+                signature[name] = kind
+                if kind == "constexpr":
+                    values[(i,)] = value
+            form = kernel, signature, values
+            self.forms.setdefault(repr((kernel.__name__, signature, values)), form)
+
+
+def exact_forms() -> Iterator[tuple[Any, dict[str, str], dict[tuple[int], Any]]]:
+    """The exact kernels as the operations on bf16 start them, and where fp32 takes other code."""
+    recorder = Recorder()
+    exact.launch = residue.launch = recorder.launch  # type: ignore[attr-defined]
+    residue.cuda.takes = lambda *_: False  # type: ignore[assignment]
+    for dtype in (torch.bfloat16, torch.float32):
+        x, w, c = (torch.zeros(s, dtype=dtype) for s in ((20, 600), (40, 600), (40,)))
+        exact.product(x, w, c.float(), dtype)
+        exact.partial(x, w)
+        exact.rows(x, dtype)
+        exact.columns(x, dtype)
+        exact.norm(x, w[0], w[1], 1e-5, layer=True)
+        exact.softmax("softmax", x, dtype)
+    exact.norm(x, w[0], None, 1e-5, layer=False)
+    exact.rows(x, torch.float32, squares=True)
+    for kind in ("log_softmax", "logsumexp"):
+        exact.softmax(kind, x, torch.float32)
+    exact.exp(x)
+    exact.join(x.double(), x.double(), torch.bfloat16)
+    for dtype, term in ((torch.bfloat16, torch.zeros(96)), (torch.float16, None)):
+        x, w = torch.zeros(100, 128, dtype=dtype), torch.zeros(96, 128, dtype=dtype)
+        exact.product(x, w, term, dtype)
+    yield from recorder.forms.values()
+
+
+def refusal(*variant: Any, by: Any = lower, **options: Any) -> str | None:
     """Why a variant is not accepted; None if it is."""
     try:
-        lower(*variant, blocks=blocks)
+        by(*variant, **options)
     except (CompilationError, TypeError, ValueError) as error:
         reason: BaseException = error
         while reason.__cause__ is not None:
@@ -162,3 +227,6 @@ if __name__ == "__main__":
     for variant in reordered():
         if why := refusal(*variant, blocks=True):
             print(variant, why)
+    for form in exact_forms():
+        if why := refusal(*form, by=lower_form):
+            print(form, why)

@@ -1,4 +1,4 @@
-"""Triton accepts every form of the attention and fold kernels for a Hopper GPU."""
+"""Triton accepts every form of the attention, fold and exact kernels for a Hopper GPU."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _settled(total, rest, size, low, count, OUT: tl.constexpr):
     # Multiples of one unit below 2^53 of it: nothing was rounded.
     fits = size * SLACK < power_of_two(tl.maximum(tl.minimum(low + 53, 1000), -1000))
     y = tl.where(tl.abs(y) < float("inf"), y + rest, y)
-    steps = (count + 64).to(tl.float64) * (UNIT * SLACK)
+    steps = tl.cast(count + 64, tl.float64) * (UNIT * SLACK)
     # A rest is at most `steps * size`, and the rests went through as many roundings.
     e = tl.where(fits, 0.0, steps * steps * size)
     return certain(y, e, OUT)

@@ -185,7 +185,9 @@ def product_kernel(
     rest = acc % _chosen(j, MODULI, COUNT)
     here = (rows < m)[:, None] & (columns < n)[None, :]
     rest = tl.where(rest < 0, rest + _chosen(j, MODULI, COUNT), rest).to(tl.uint8)
-    tl.store(kept + (j * m.to(tl.int64) + rows)[:, None] * n + columns[None, :], rest, mask=here)
+    tl.store(
+        kept + (j * tl.cast(m, tl.int64) + rows)[:, None] * n + columns[None, :], rest, mask=here
+    )
 
 
 @triton.jit
@@ -288,7 +290,7 @@ def sum_kernel(
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = columns < n
     at = kept + r * n + columns
-    plane = m.to(tl.int64) * n
+    plane = tl.cast(m, tl.int64) * n
     x_shift, shifts = tl.load(x_shifts + r), tl.load(w_shifts + columns, mask=here, other=0)
     top, tops = tl.load(x_largest + r), tl.load(w_largest + columns, mask=here, other=0.0)
     loss, losses = tl.load(x_lost + r), tl.load(w_lost + columns, mask=here, other=0.0)
