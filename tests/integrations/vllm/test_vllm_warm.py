@@ -15,7 +15,7 @@ from vllm_engines import HAS_VLLM
 
 from samebits.engines.ahead import compile_ahead
 from samebits.engines.schedule import BUCKETS
-from samebits.integrations.vllm import warm
+from samebits.integrations.vllm import warm, workers
 
 LIMITS = warm.Limits(tokens=600, requests=9, keys=2048)
 CPU = torch.device("cpu")
@@ -145,6 +145,27 @@ def test_steps_stay_within_the_limits() -> None:
     assert {((1, 2048),) * 8, ((500, 500),), ((1, 300),) * 5 + ((200, 200),)} <= found
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_worker_compiles_once_before_its_first_dry_run(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(warm, "warm_up", lambda worker: seen.append(worker.page))
+
+    class Worker:
+        page = 16
+
+        def determine_available_memory(self, *, room: int) -> int:
+            seen.append("dry run")
+            return room
+
+    worker: Any = Worker()
+    workers._warm_up_once(worker)
+    worker.page, worker.device = 64, device  # vLLM decides how long a page is behind the load
+    assert [worker.determine_available_memory(room=n) for n in (7, 8)] == [7, 8]
+    assert seen == [64][: device == "cuda"] + ["dry run"] * 2
+
+
 def test_requests_need_no_kernel_that_was_not_warmed_up() -> None:
     pytest.importorskip("triton")
     program = Path(__file__).with_name("warm_kernels.py")
@@ -173,6 +194,6 @@ def test_steps_of_all_kinds_are_made(window: int | None) -> None:
     assert model.reasons(Layer()) == []
     calls = list(warm.attention(torch.nn.ModuleList((Layer(), Layer())), LIMITS, CPU))
     stored = len(warm.rows(LIMITS.tokens))
-    assert len(calls) == len(list(warm.steps(LIMITS))) + stored  # a kind of attention once
+    assert len(calls) == len(list(warm.steps(LIMITS, 2))) + stored  # a kind of attention once
     few = [*calls[::40], *calls[-stored:]]
     assert compile_ahead(few, 1) == []

@@ -41,10 +41,10 @@ _stand_in(
 import torch  # noqa: E402
 
 from samebits import ops  # noqa: E402
-from samebits.integrations.vllm import layers, opaque, warm  # noqa: E402
+from samebits.integrations.vllm import layers, opaque, runner2, warm  # noqa: E402
 from samebits.integrations.vllm.attention_gpu import GpuImpl, GpuMetadataBuilder  # noqa: E402
 
-HIDDEN, HEADS, KV, HEAD, INNER, VOCABULARY = 512, 8, 2, 64, 1536, 10240
+HIDDEN, HEADS, KV, HEAD, INNER, VOCABULARY = 512, 4, 2, 64, 1536, 10240
 LIMITS = warm.Limits(tokens=1600, requests=20, keys=4100)
 PLACE: dict[str, Any] = {"dtype": torch.bfloat16, "device": recorded_gpu.DEVICE}
 
@@ -150,7 +150,8 @@ def drawn(head: Any, dtype: torch.dtype, count: int) -> None:
                 )  # fmt: skip
     penalised = ops.apply_penalties(logits, output_counts=whole[:, None].expand_as(logits))
     ops.argmax(penalised.to(dtype), -1)
-    ops.token_logprob(logits, whole, dtype=torch.float32)
+    for most in (0, 1, 3):  # as the second runner has them: the drawn token, and the likeliest
+        runner2.token_logprobs(logits, whole[:, None].repeat(1, 1 + most))
     ops.log_softmax(logits, -1, dtype=torch.float32)
     for most in (1, 2, 16, 20):
         ops.topk(logits, most)

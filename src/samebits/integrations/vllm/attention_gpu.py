@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,9 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 
 from samebits.integrations.vllm.attention import SamebitsImpl, causal
 from samebits.ops import attention_paged, attention_varlen, store_paged
+
+#: Rows of new prompts from which on they are worth a call of their own.
+_APART = 2048
 
 
 @dataclass
@@ -86,29 +90,39 @@ def _whole(common: Any) -> Part:
 
 
 def parts(common: Any) -> list[Part]:
-    """The batch as one part, or as the requests of one row that lead it and the others.
+    """The batch as one part, or as up to three: the requests of one row that lead it, those with
+    keys of earlier steps, and many rows of new prompts behind them.
 
-    Both model runners put requests that decode in front. Apart from the others they are a decoding
-    batch, and the others a batch of prompts, for which there are faster kernels.
+    Both model runners put requests that decode in front, and what is left of a prompt before the
+    next one. Apart from the others the first are a decoding batch, and the last need no pages: for
+    both there are faster kernels.
     """
     whole, most = _whole(common), getattr(common, "seq_lens_cpu_upper_bound", None)
     if most is None:
         return [whole]
     offsets = common.query_start_loc_cpu[: common.num_reqs + 1].to(torch.int64)
     rows, keys = offsets.diff(), most[: common.num_reqs].to(torch.int64)
-    longer = (rows != 1).nonzero()
-    first = int(longer[0]) if len(longer) else len(rows)
-    if first in (0, len(rows)) or common.max_query_len == 1:
+    if common.max_query_len == 1:
         return [_told(whole, rows, keys)]
-    decoding = Part(
-        slice(0, first), whole.offsets[: first + 1], whole.lengths[:first], whole.pages[:first], 1,
-        keys=int(keys[:first].max()),
-    )  # fmt: skip
-    others = Part(
-        slice(first, whole.rows.stop), whole.offsets[first:] - first, whole.lengths[first:],
-        whole.pages[first:], whole.longest,
-    )  # fmt: skip
-    return [decoding, _told(others, rows[first:], keys[first:])]
+    count, longer, old = len(rows), (rows != 1).nonzero(), (rows != keys).nonzero()
+    decoding = int(longer[0]) if len(longer) else count
+    fresh = max(decoding, int(old[-1]) + 1 if len(old) else 0)
+    if fresh > decoding and int(offsets[-1] - offsets[fresh]) < _APART:
+        fresh = count
+    edges = sorted({0, decoding, fresh, count})
+    if len(edges) == 2:
+        return [_told(whole, rows, keys)]
+    found = []
+    for i, j in itertools.pairwise(edges):
+        stop = whole.rows.stop if j == count else int(offsets[j])
+        part = Part(
+            slice(int(offsets[i]), stop), whole.offsets[i : j + 1], whole.lengths[i:j],
+            whole.pages[i:j], int(rows[i:j].max()),
+        )  # fmt: skip
+        if i:
+            part.offsets = part.offsets - int(offsets[i])
+        found.append(_told(part, rows[i:j], keys[i:j]))
+    return found
 
 
 def _told(part: Part, rows: torch.Tensor, keys: torch.Tensor) -> Part:

@@ -10,7 +10,6 @@ out: ranks miss different kernels, and must not wait for each other.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ class Limits:
 
 
 def warm_up(worker: Any) -> None:
-    """Compiles what the model of a worker, just loaded, will need."""
+    """Compiles what the model of a worker will need: loaded, its pages' length settled, not run."""
     config, model = worker.vllm_config, worker.model_runner.get_model()
     scheduler, size = config.scheduler_config, config.model_config.get_vocab_size()
     device, drafts = torch.device(worker.device), config.speculative_config
@@ -60,7 +59,7 @@ def warm_up(worker: Any) -> None:
         tokens=min(scheduler.max_num_batched_tokens, BUCKETS[-1]),
         requests=scheduler.max_num_seqs,
         keys=config.model_config.max_model_len,
-        page=getattr(config.cache_config, "block_size", None) or 64,
+        page=config.cache_config.block_size,
         drawn=scheduler.max_num_seqs * (1 + getattr(drafts, "num_speculative_tokens", 0)),
     )
     # The second runner draws from the model's own logits.
@@ -196,15 +195,27 @@ def _turned(layer: Any, sizes: tuple[int, ...], x: Tensor) -> object:
     return layer.rotary_emb(positions, q, k)
 
 
-def steps(limits: Limits) -> Iterator[Step]:
+def steps(limits: Limits, group: int = 1) -> Iterator[Step]:
     """Steps of all kinds within the limits: prompts, chunks, drafts and decoding, of few requests
-    and many, with few keys and many; and two mixtures."""
+    and many, with few keys and many; and mixtures.
+
+    Args:
+        group: query heads of a KV head. A schedule goes by the rows of all of them, so that each
+            of its buckets needs a request.
+    """
     counts = [n for i in range(16) for n in (1 << i, 3 << i) if n <= limits.requests]
     lengths = [n for n in (300 << i for i in range(16)) if n < limits.keys]
-    for count, new in itertools.product(counts, (1, 2, 4, 8, 20, 100, 500, 700, 1200, 2000)):
-        for keys in (new, *lengths, limits.keys):
-            if count * new <= limits.tokens and new <= keys <= limits.keys:
-                yield ((new, keys),) * count
+    most = min(limits.tokens, limits.keys)
+    tokens = {1, 20, 100, 500, 700, 1200, 2000, *(edge // group for edge in BUCKETS)} - {0}
+    for new in sorted(n for n in tokens if n <= most):
+        for keys in (new, *(n for n in lengths if n > new), limits.keys):
+            for count in counts:
+                if count * new <= limits.tokens:
+                    yield ((new, keys),) * count
+        # One long request among many short ones: a grid is as large as if all were long.
+        others = min(limits.requests - 1, (limits.tokens - new) // 2)
+        yield ((2, 2),) * others + ((new, new),)
+        yield ((2, limits.keys),) * others + ((new, limits.keys),)
     for last in (((200, 200),), ((200, 900),) * 2):
         step = ((1, 300),) * 5 + last
         if len(step) <= limits.requests and limits.keys >= 900 and limits.tokens >= 405:
@@ -228,7 +239,7 @@ def attention(model: Any, limits: Limits, device: torch.device) -> Iterator[Call
         if kind in seen:
             continue
         seen.add(kind)
-        for step in steps(limits):
+        for step in steps(limits, impl.num_heads // impl.num_kv_heads):
             common = _common(step, -(-limits.keys // limits.page), device)
             metadata = GpuMetadata(common.num_actual_tokens, parts(common), True)
             yield _attention(layer, metadata, limits.page, device)

@@ -35,7 +35,7 @@ def equip(worker: Any, options: Options) -> None:
     """
     global _options
     import samebits
-    from samebits.integrations.vllm import layers, moe, steps, warm
+    from samebits.integrations.vllm import layers, moe, steps
 
     samebits.enable(policy=options.policy)
     if options.plan is not None:
@@ -57,11 +57,11 @@ def equip(worker: Any, options: Options) -> None:
         if several:
             moe.whole(model)
         steps.attach(model, _second_runner(worker.vllm_config))
-        if options.warm_up and torch.device(worker.device).type == "cuda":
-            warm.warm_up(worker)
         return result
 
     worker.load_model = load_model
+    if options.warm_up:
+        _warm_up_once(worker)
     if several:
         execute = worker.execute_model
 
@@ -71,6 +71,22 @@ def equip(worker: Any, options: Options) -> None:
             return execute(*args, **kwargs)
 
         worker.execute_model = execute_model
+
+
+def _warm_up_once(worker: Any) -> None:
+    """Compiles before the worker's first dry run: from there on vLLM knows how long a page is."""
+    from samebits.integrations.vllm import warm
+
+    measure = worker.determine_available_memory
+
+    @functools.wraps(measure)
+    def determine_available_memory(*args: Any, **kwargs: Any) -> Any:
+        del worker.determine_available_memory
+        if torch.device(worker.device).type == "cuda":
+            warm.warm_up(worker)
+        return measure(*args, **kwargs)
+
+    worker.determine_available_memory = determine_available_memory
 
 
 def _replace(engine: Any, options: Options) -> None:

@@ -132,7 +132,7 @@ def write_kernel(
         tl.store(y + (row * n + k)[None, :], t.to(y.dtype.element_ty), (k < n)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids"])  # they may be a column of one row
 def number_kernel(
     x, maxima, sums, ids, y, n, x_stride, leaves,
     P: tl.constexpr, LOGSUMEXP: tl.constexpr, PDL: tl.constexpr,
