@@ -25,7 +25,7 @@ def test_every_row_goes_once_to_the_rank_that_folds_it(count: int, size: int) ->
 
 def test_two_ranks_send_the_first_rows_early() -> None:
     assert overlap.pieces(8192, 2, 0) == [(1, 4096, 6144), (1, 6144, 8192)]
-    assert overlap.pieces(1024, 2, 1) == [(0, 0, 512)]
+    assert overlap.pieces(1026, 2, 1) == [(0, 0, 513)]
 
 
 def test_it_is_not_done_on_a_cpu() -> None:

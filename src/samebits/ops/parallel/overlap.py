@@ -16,11 +16,11 @@ import torch
 from samebits.ops.parallel.peers import peers_of
 from samebits.ops.parallel.ranks import Ranks
 
-#: From how many results on it is the faster way (on two H200).
-FROM = 1 << 22
-#: The rows of other ranks are computed in pieces, so that the first leave early: how many, if that
-#: leaves so many rows for each.
-PIECES, LEAST = 2, 512
+#: From how many results on it is the faster way, and rows of a share: as timed on two H200.
+FROM, LEAST = 1 << 22, 512
+#: The rows of other ranks are computed in so many pieces, of `LEAST` or more rows each, so that the
+#: first leave early.
+PIECES = 2
 
 
 class Piece(NamedTuple):
@@ -37,7 +37,7 @@ def pieces(count: int, size: int, index: int) -> list[Piece]:
     Ranks begin with the next one, so that no two send to the same one.
     """
     share = -(-count // size)
-    step = max(LEAST, -(-share // max(1, PIECES // (size - 1))))
+    step = -(-share // max(1, min(PIECES // (size - 1), share // LEAST)))
     found = []
     for rank in ((index + other) % size for other in range(1, size)):
         stop = min((rank + 1) * share, count)
@@ -62,7 +62,9 @@ def row_parallel(
         product: [R, N] fp32 partial sums of rows of x.
     """
     count, share = x.shape[0], -(-x.shape[0] // ranks.size)
-    if not x.is_cuda or count * features < FROM or (ranks.size - 1) * share >= count:
+    if not x.is_cuda or count * features < FROM or share < LEAST:
+        return None
+    if (ranks.size - 1) * share >= count:  # the last one has none
         return None
     from samebits.engines.cuda.peer.join import MOST
 
