@@ -219,16 +219,16 @@ def bench_ranks(
     from rich.console import Console
 
     from samebits.bench import gpu, gpu_ranks
-    from samebits.bench.gpu_timing import ceilings
     from samebits.check.environment import gpu_environment
     from samebits.errors import SamebitsError
     from samebits.report import gpu_costs
 
     try:
         about = gpu_environment()
-        lines = gpu_costs.show(gpu_ranks.lines(quick, ranks), ceilings(), Console())
+        ceilings = gpu_ranks.ceilings()
+        lines = gpu_costs.show(gpu_ranks.lines(quick, ranks), ceilings, Console())
         if json is not None:
-            gpu.save(json, lines, ceilings(), about)
+            gpu.save(json, lines, ceilings, about)
     except SamebitsError as error:
         typer.echo(f"samebits bench: {error}", err=True)
         raise typer.Exit(2) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from queue import Empty
 from statistics import median
@@ -21,8 +22,9 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from samebits import ops
+from samebits.bench import gpu_timing
 from samebits.bench.gpu import OURS, Line
-from samebits.bench.gpu_timing import sets_for
+from samebits.bench.gpu_timing import Ceilings, sets_for
 from samebits.engines.replay import Captured, Work
 from samebits.errors import DeviceError, RankError
 from samebits.ops.parallel.join import join
@@ -75,6 +77,25 @@ def lines(quick: bool = False, ranks: int | None = None) -> Iterator[Line]:
             for child in children:
                 child.kill()
                 child.join()
+
+
+def ceilings() -> Ceilings:
+    """Of one GPU; bytes are those that a copy moves from it to the next one."""
+    found = gpu_timing.ceilings()
+    if torch.cuda.device_count() < 2:
+        return found
+    source = torch.zeros(2**28, dtype=torch.uint8, device="cuda:0")
+    target = source.to("cuda:1")
+    event: Any = torch.cuda.Event
+    best = 0.0
+    for _ in range(ROUNDS):
+        start, stop = event(enable_timing=True), event(enable_timing=True)
+        start.record()
+        target.copy_(source)
+        stop.record()
+        stop.synchronize()
+        best = max(best, source.nbytes / start.elapsed_time(stop) * 1e3)
+    return replace(found, bandwidth=best, moved="copied from one GPU to another")
 
 
 def _heard(said: Any) -> Iterator[Line]:

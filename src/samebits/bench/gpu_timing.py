@@ -93,10 +93,15 @@ def race(
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this GPU reached in this process: bytes moved and floating-point operations a second."""
+    """What this GPU reached in this process: bytes moved and floating-point operations a second.
+
+    Attributes:
+        moved: how the bytes were, in words.
+    """
 
     bandwidth: float
     flops: float
+    moved: str = "copied"
 
 
 @lru_cache(maxsize=1)

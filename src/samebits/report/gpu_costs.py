@@ -17,7 +17,7 @@ from samebits.report.costs import duration
 def show(lines: Iterable[Line], ceilings: Ceilings, console: Console) -> list[Line]:
     """Prints every line when it is there, then a summary; returns the lines."""
     console.print(
-        f"ceilings of this GPU, measured: {ceilings.bandwidth / 1e12:.2f} TB/s copied, "
+        f"ceilings of this GPU, measured: {ceilings.bandwidth / 1e12:.2f} TB/s {ceilings.moved}, "
         f"{ceilings.flops / 1e12:.0f} TFLOP/s in bf16",
         highlight=False,
     )
