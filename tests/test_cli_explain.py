@@ -37,6 +37,12 @@ def checked():
 def refused():
     return torch.nn.Linear(16, 2), X, X[:, :3]
 
+def one():
+    return (model,)
+
+def odd():
+    return model, 3
+
 def broken():
     raise ValueError("no such weights")
 """
@@ -53,7 +59,7 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "40"})
     return result.exit_code, result.output
 
 
@@ -87,6 +93,16 @@ def test_what_could_not_run_ends_with_2(name: str, arguments: list[str], message
     Path("halves.py").write_text("pair = (")
     status, text = run("explain", *(argument.format(name) for argument in arguments))
     assert status == 2 and message in text, text
+
+
+def test_check_of_runs_says_what_compares_them(name: str) -> None:
+    status, text = run("check", f"{name}:differs")
+    assert status == 2 and "Traceback" not in text
+    assert f"{name}:differs gives a tuple of 4: two runs are compared by `samebits explain" in text
+    status, text = run("check", f"{name}:one")
+    assert status == 2 and f"{name}:one gives a tuple of 1: check takes a model" in text
+    status, text = run("check", f"{name}:odd")
+    assert status == 2 and "inputs=3: pass a tensor" in text
 
 
 def test_where_it_is_written(name: str, tmp_path: Path) -> None:

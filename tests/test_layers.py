@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"engines"},
     {"contract"},
     {"models"},
-    {"bits", "errors", "settings"},
+    {"bits", "errors", "files", "settings"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -90,15 +90,14 @@ def check(
     """
     if server is not None:
         _check_server(server, seed, json)
-    from rich.console import Console
-
     from samebits.check import check as run
     from samebits.check.promises import select
     from samebits.check.targets import load
     from samebits.errors import SamebitsError
     from samebits.report import save, terminal
+    from samebits.report.console import open_console
 
-    console = Console(stderr=json)
+    console = open_console(stderr=json)
     try:
         select(promise)
         with terminal.progress(console, target) as tell:
@@ -125,12 +124,11 @@ def check(
 
 
 def _check_server(url: str, seed: int, json: bool) -> NoReturn:
-    from rich.console import Console
-
     from samebits.check.server import ServerError, check_server
     from samebits.report import server, terminal
+    from samebits.report.console import open_console
 
-    console = Console(stderr=json)
+    console = open_console(stderr=json)
     try:
         with terminal.progress(console, url) as tell:
             report = check_server(url, seed=seed, progress=tell)
@@ -182,13 +180,12 @@ def bench_gpu(
     ] = None,
 ) -> None:
     """Speed on this GPU against cuBLAS, cuDNN and torch, from replays of CUDA graphs."""
-    from rich.console import Console
-
     from samebits.bench import gpu
     from samebits.bench.gpu_timing import ceilings
     from samebits.check.environment import gpu_environment
     from samebits.errors import SamebitsError
     from samebits.report import gpu_costs
+    from samebits.report.console import open_console
 
     try:
         about = gpu_environment()
@@ -197,7 +194,7 @@ def bench_gpu(
 
             gpu_picture.needs()
         wanted = gpu.select(tuple(area) if area else gpu.AREAS)
-        lines = gpu_costs.show(gpu.run(wanted, quick=quick), ceilings(), Console())
+        lines = gpu_costs.show(gpu.run(wanted, quick=quick), ceilings(), open_console())
         if json is not None:
             gpu.save(json, lines, ceilings(), about)
         if picture is not None:
@@ -216,17 +213,16 @@ def bench_ranks(
     json: Annotated[Path | None, typer.Option(help="write all figures to this file")] = None,
 ) -> None:
     """Partial sums of several GPUs joined, and row-parallel layers, against a stock all-reduce."""
-    from rich.console import Console
-
     from samebits.bench import gpu, gpu_ranks
     from samebits.check.environment import gpu_environment
     from samebits.errors import SamebitsError
     from samebits.report import gpu_costs
+    from samebits.report.console import open_console
 
     try:
         about = gpu_environment()
         ceilings = gpu_ranks.ceilings()
-        lines = gpu_costs.show(gpu_ranks.lines(quick, ranks), ceilings, Console())
+        lines = gpu_costs.show(gpu_ranks.lines(quick, ranks), ceilings, open_console())
         if json is not None:
             gpu.save(json, lines, ceilings, about)
     except SamebitsError as error:

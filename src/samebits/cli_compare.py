@@ -41,11 +41,10 @@ def compare(
 
     Exit status: 0 no defect, 1 a defect, 2 could not compare.
     """
-    from rich.console import Console
-
     from samebits.check import machines
     from samebits.errors import SamebitsError
     from samebits.report import comparison
+    from samebits.report.console import open_console
 
     try:
         found = machines.compare(machines.load(first), machines.load(second))
@@ -55,5 +54,5 @@ def compare(
     if json:
         print(comparison.to_json(found))
     else:
-        comparison.show(found, Console())
+        comparison.show(found, open_console())
     raise typer.Exit(found.exit_status)

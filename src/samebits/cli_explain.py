@@ -27,12 +27,11 @@ def explain(
 
     Exit status: 0 they are equal, 1 they differ, 2 could not run.
     """
-    from rich.console import Console
-
     from samebits.errors import SamebitsError
     from samebits.report import explanation, save_explanation
+    from samebits.report.console import open_console
 
-    console = Console(stderr=json)
+    console = open_console(stderr=json)
     try:
         found = _explained(target)
     except SamebitsError as error:
@@ -75,8 +74,12 @@ def _explained(target: list[str]) -> Explanation:
 def _report(path: str) -> Any:
     from samebits.check import Report
     from samebits.errors import SettingError
+    from samebits.files import REPORT, it_is
 
+    data = b""
     try:
-        return Report.from_json(Path(path).read_text(encoding="utf-8"))
+        data = Path(path).read_bytes()
+        return Report.from_json(data.decode())
     except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read as a report: {error}") from error
+        reason = it_is(data, REPORT) or f": {error}"
+        raise SettingError(f"{path} cannot be read as a report{reason}") from error

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samebits.engines.schedule import ScheduleKey
 from samebits.errors import PlanError, SamebitsError
+
+if TYPE_CHECKING:
+    from samebits.plan.document import Plan
 
 app = typer.Typer(
     help="Contracts and schedules of a model's shapes: build, tune, look into, verify, compare.",
@@ -23,7 +26,8 @@ Shapes = Annotated[
 ]
 Sizes = Annotated[str, typer.Option("--tp", help="tensor-parallel sizes, e.g. 1,2,4,8")]
 Dtype = Annotated[str, typer.Option(help="storage type of the operands")]
-Device = Annotated[str, typer.Option(help="device class: sm_90 (h100, h200) or cpu")]
+Device = Annotated[str, typer.Option(help="device class: sm_90 (h100, h200), cpu, portable, ...")]
+Json = Annotated[bool, typer.Option("--json", help="print the plan as JSON")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="the file to write")]
 PlanFile = Annotated[
     Path | None, typer.Argument(help="a plan file; without one: the tables of this release")
@@ -48,22 +52,24 @@ def build(
     tp: Sizes = "1",
     dtype: Dtype = "bf16",
     device: Device = "sm_90",
+    json: Json = False,
 ) -> None:
     """Write a plan without measuring: contracts, and the schedules known to this release."""
-    from rich.console import Console
-
     from samebits.plan import stack
-    from samebits.plan.builder import entries_of, release
-    from samebits.plan.contracts import device_class_of
+    from samebits.plan.builder import device_of, entries_of, release
     from samebits.plan.document import Plan
     from samebits.report import plan as report
+    from samebits.report.console import open_console
 
     with _errors("build"):
-        kind = device_class_of(device)
+        kind = device_of(device)
         keys = _keys(model, shape, tp, dtype, kind)
         made = Plan.of(entries_of(keys), stack.here(kind), samebits=release())
         made.save(out)
-        report.show(made, Console())
+        if json:
+            print(report.to_json(made))
+        else:
+            report.show(made, open_console())
 
 
 @app.command()
@@ -71,21 +77,22 @@ def show(
     plan: PlanFile = None,
     shape: Shapes = None,
     device: Device = "sm_90",
+    json: Json = False,
 ) -> None:
     """Show what a plan holds; with --shape, which schedule runs in which bucket of rows."""
-    from rich.console import Console
-
-    from samebits.plan.document import read
-    from samebits.plan.tables import committed
     from samebits.report import plan as report
+    from samebits.report.console import open_console
 
     with _errors("show"):
-        found = committed(device) if plan is None else read(plan)
+        found = _plan(plan, device)
         wanted = {_shape(text) for text in shape or ()}
         entries = [e for e in found.entries if (e.key.n, e.key.k) in wanted] if wanted else None
         if entries == []:
             raise PlanError(f"{found} holds no weight of {', '.join(shape or ())}")
-        report.show(found, Console(), entries)
+        if json:
+            print(report.to_json(found, entries))
+        else:
+            report.show(found, open_console(), entries)
 
 
 @app.command()
@@ -94,18 +101,15 @@ def verify(plan: PlanFile = None, device: Device = "sm_90") -> None:
 
     Exit status: 0 all have the contract's bits, 1 one has not or does not run, 2 could not run.
     """
-    from rich.console import Console
-
     from samebits.plan import verify as checks
-    from samebits.plan.document import read
-    from samebits.plan.tables import committed
     from samebits.report import plan as report
+    from samebits.report.console import open_console
 
     with _errors("verify"):
-        found = committed(device) if plan is None else read(plan)
+        found = _plan(plan, device)
         if not any(entry.choices for entry in found.entries):
             raise PlanError(f"{found} holds no schedules: there is nothing to compare")
-        holds = report.verdicts(checks.verify(found), Console())
+        holds = report.verdicts(checks.verify(found), open_console())
     raise typer.Exit(0 if holds else 1)
 
 
@@ -114,16 +118,21 @@ def diff(
     before: Annotated[Path, typer.Argument(help="a plan file")],
     after: Annotated[Path, typer.Argument(help="another one")],
 ) -> None:
-    """Show what changed between two plans. Exit status 1 if bits did."""
-    from rich.console import Console
+    """Show what changed between two plans.
 
+    Exit status: 0 the same bits for all keys that both have, 1 other bits, 2 could not be compared,
+    also because they have no key in common.
+    """
     from samebits.plan.diff import diff as compare
     from samebits.plan.document import read
     from samebits.report import plan as report
+    from samebits.report.console import open_console
 
     with _errors("diff"):
         found = compare(read(before), read(after))
-    report.difference(found, Console())
+    report.difference(found, open_console())
+    if found.changes and not found.common:
+        raise typer.Exit(2)
     raise typer.Exit(1 if found.bits else 0)
 
 
@@ -150,20 +159,19 @@ def tune(
     Schedules that differ from their contract in one bit are struck out. The file is written after
     every shape; the same command goes on where an earlier one stopped.
     """
-    from rich.console import Console
-
     from samebits.plan import stack
-    from samebits.plan.contracts import device_class_of
+    from samebits.plan.builder import device_of
     from samebits.plan.models import MODELS
     from samebits.plan.tune import missing
     from samebits.plan.tune import tune as run
     from samebits.plan.tune.benches import benches, measurable
     from samebits.plan.tune.precompile import precompile
     from samebits.report import plan as report
+    from samebits.report.console import open_console
 
-    console = Console()
+    console = open_console()
     with _errors("tune"):
-        kind = device_class_of(device)
+        kind = device_of(device)
         wanted = _keys(list(MODELS) if every else model, shape, tp, dtype, kind)
         keys = [key for key in wanted if measurable(key)]
         open_bench, here = benches(kind), stack.here(kind)
@@ -184,6 +192,15 @@ def tune(
     if len(keys) < len(wanted):
         console.print(f"{len(wanted) - len(keys)} keys have no bench and keep their defaults")
     raise typer.Exit(1 if found.failed or found.struck else 0)
+
+
+def _plan(path: Path | None, device: str) -> Plan:
+    """The plan in a file, or the tables of this release for a device class."""
+    from samebits.plan.builder import device_of
+    from samebits.plan.document import read
+    from samebits.plan.tables import committed
+
+    return committed(device_of(device)) if path is None else read(path)
 
 
 def _keys(

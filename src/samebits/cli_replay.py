@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samebits.cli_receipts import File, errors
 
+if TYPE_CHECKING:
+    from samebits.guard.receipts.reading import Database, Lines
+    from samebits.guard.receipts.record import Receipt
+
 Which = Annotated[
     str, typer.Argument(metavar="[WHICH]", help="number of a record or name of a request")
+]
+Broken = Annotated[
+    bool, typer.Option("--broken-chain", help="go on, with a warning, if the chain is not whole")
 ]
 
 
@@ -26,6 +33,7 @@ def replay(
         list[str] | None,
         typer.Option(help="a field that may differ: device, libraries.torch, ...; repeatable"),
     ] = None,
+    broken_chain: Broken = False,
     json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Serve a recorded request again, in other company, and compare bit for bit.
@@ -34,11 +42,11 @@ def replay(
     """
     import msgspec
 
-    from samebits.guard.receipts.reading import find, identity_of, open_ledger, receipt_of
+    from samebits.guard.receipts.reading import identity_of, open_ledger
 
     with errors("replay"):
         source = open_ledger(file)
-        receipt = receipt_of(find(source, which))
+        receipt = _receipt(source, which, broken_chain)
         identity = identity_of(source, receipt)
         chosen: dict[str, Any] = {"company": company, "seed": seed, "allow": allow or ()}
         if identity.engine == "vllm":
@@ -65,6 +73,7 @@ def audit(
         typer.Option(help="folder of the model's safetensors files; default: the receipt's"),
     ] = None,
     seed: Annotated[int, typer.Option(help="of the random choice")] = 0,
+    broken_chain: Broken = False,
     json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Compute random elements of a recorded request again, on this CPU, with the contract's
@@ -76,14 +85,38 @@ def audit(
 
     from samebits.guard.receipts.audit import audit as run
     from samebits.guard.receipts.audit import checkpoint
-    from samebits.guard.receipts.reading import find, identity_of, open_ledger, receipt_of
+    from samebits.guard.receipts.reading import identity_of, open_ledger
 
     with errors("audit"):
         source = open_ledger(file)
-        receipt = receipt_of(find(source, which))
+        receipt = _receipt(source, which, broken_chain)
         identity = identity_of(source, receipt)
         tensors = checkpoint(weights or identity.source or ".")
         found = run(source, receipt, identity, tensors, elements=elements, seed=seed)
         source.close()
     typer.echo(msgspec.json.encode(found).decode() if json else f"{receipt.request}: {found}")
     raise typer.Exit(0 if found.good else 1)
+
+
+def _receipt(source: Database | Lines, which: str, broken_chain: bool) -> Receipt:
+    """A request's receipt, of a chain that is whole unless the user wants it in spite of that.
+
+    Raises:
+        ReceiptError: there is no such receipt, or the chain is not whole.
+    """
+    from samebits.errors import ReceiptError
+    from samebits.guard.receipts.reading import find, receipt_of
+    from samebits.guard.receipts.verify import links
+
+    receipt = receipt_of(find(source, which))
+    faults = links(source).faults
+    if faults:
+        rest = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+        text = f"{source.path}: the chain is not whole: {faults[0].text}{rest}"
+        if not broken_chain:
+            raise ReceiptError(
+                f"{text}. What is recorded may not be what was served: see `samebits receipts "
+                "verify`; --broken-chain goes on in spite of it"
+            )
+        typer.echo(f"warning: {text}", err=True)
+    return receipt

@@ -60,13 +60,12 @@ def reveal(
 
     Exit status: 0 one tree, 1 several (rows or numbers of rows differ), 2 not revealed.
     """
-    from rich.console import Console
-
     from samebits import mode
     from samebits.errors import RevealError, SamebitsError
     from samebits.report import trees
+    from samebits.report.console import open_console
 
-    console = Console(stderr=json)
+    console = open_console(stderr=json)
     try:
         if svg is not None and not svg.parent.is_dir():
             raise RevealError(f"--svg {svg}: there is no folder {svg.parent}")

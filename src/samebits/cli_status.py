@@ -23,10 +23,9 @@ def status(
 
     Exit status: 0 nothing to worry about, 1 an alarm rings, 2 the server does not answer.
     """
-    from rich.console import Console
-
     from samebits.guard import alarms
     from samebits.report import status as report
+    from samebits.report.console import open_console
 
     if rules:
         typer.echo(alarms.rules(), nl=False)
@@ -34,8 +33,8 @@ def status(
     with errors("status"):
         if watch:
             try:
-                report.watch(url, Console(), interval)
+                report.watch(url, open_console(), interval)
             except KeyboardInterrupt:
                 raise typer.Exit(0) from None
-        elif not report.show(url, Console()):
+        elif not report.show(url, open_console()):
             raise typer.Exit(1)

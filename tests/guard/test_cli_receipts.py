@@ -57,6 +57,34 @@ def test_show(ledger: Path) -> None:
     assert run(cli.app, ["receipts", "show", str(ledger), "r9"]).exit_code == 2
 
 
+def test_an_audit_looks_at_the_chain_first(ledger: Path, tmp_path: Path) -> None:
+    command = ["audit", str(ledger), "3", "--weights", str(tmp_path)]
+    whole = run(cli.app, command)
+    assert whole.exit_code == 2 and "no safetensors files" in whole.stderr, whole.stderr
+    answer = "replace(body, '\"output\":[3,4]', '\"output\":[3,5]')"
+    samples.tamper(
+        ledger,
+        "DELETE FROM records WHERE sequence = 2",
+        f"UPDATE records SET body = {answer} WHERE sequence = 4",
+    )
+    broken = run(cli.app, command)
+    assert broken.exit_code == 2 and broken.stdout == ""
+    assert "the chain is not whole: missing: 2, and 1 more faults" in broken.stderr
+    warned = run(cli.app, [*command, "--broken-chain"])
+    assert warned.exit_code == 2 and "no safetensors files" in warned.stderr
+    assert "warning: " in warned.stderr and "the chain is not whole" in warned.stderr
+
+
+def test_numbers_that_there_are(ledger: Path, tmp_path: Path) -> None:
+    for command in ("replay", "audit"):
+        done = run(cli.app, [command, str(ledger), "17"])
+        assert done.exit_code == 2
+        assert "have the numbers 1 to 5: '17' is none of these" in done.stderr
+    Recorder(tmp_path / "empty.sqlite").close()
+    done = run(cli.app, ["receipts", "show", str(tmp_path / "empty.sqlite"), "last"])
+    assert done.exit_code == 2 and "holds no record yet" in done.stderr
+
+
 def test_head_of_an_empty_ledger(tmp_path: Path) -> None:
     Recorder(tmp_path / "r.sqlite").close()
     assert run(cli.app, ["receipts", "head", str(tmp_path / "r.sqlite")]).exit_code == 1
@@ -67,3 +95,20 @@ def test_a_file_that_is_no_ledger(tmp_path: Path) -> None:
     for command in ("verify", "export", "head"):
         done = run(cli.app, ["receipts", command, str(tmp_path / "other")])
         assert done.exit_code == 2 and "this is no file of receipts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{\n"checksum": "9",\n"schedules_id": "7"\n}\n', "; it is a plan, which `samebits plan"),
+        ('{"verdict": "equal", "factors": []}', "; it is an explanation of `samebits explain`"),
+        ('{"hash": "", "sequence": 1}\n', "this is no file of receipts"),
+        ("# Notes\n", "this is no file of receipts"),
+        ("", "this is no file of receipts"),
+    ],
+)  # fmt: skip
+def test_another_file_is_named(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text(text)
+    for command in (["receipts", "verify"], ["receipts", "head"], ["replay"], ["audit"]):
+        done = run(cli.app, [*command, str(tmp_path / "other")])
+        assert done.exit_code == 2 and what in done.stderr and "truncated" not in done.stderr

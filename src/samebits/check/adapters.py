@@ -220,7 +220,12 @@ def subject_of(
             "inputs=(x, ...), where x has one row for each request (on the command line "
             "--inputs module:name, or --shape 8x4096 for random numbers)"
         )
-    arguments = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    try:
+        arguments = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    except TypeError:
+        raise SettingError(
+            f"inputs={inputs!r}: pass a tensor, or a sequence of positional arguments"
+        ) from None
     return FunctionSubject(target, arguments, name=name, seed=seed, **how)
 
 

@@ -63,7 +63,7 @@ def load(
         thing = _produced(named(target))
         given: Any = None
         if isinstance(thing, tuple):
-            thing, given = thing
+            thing, given = _pair(target, thing)
         if inputs is not None:
             given = _produced(named(inputs))
         elif shape is not None:
@@ -76,6 +76,21 @@ def load(
             f"there is no model {target!r}: use one of {', '.join(MODELS)}, or module:function"
         )
     return MODELS[target](where)
+
+
+def _pair(target: str, given: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A thing to check and its inputs.
+
+    Raises:
+        SettingError: it is no pair; it may be what `samebits explain` takes.
+    """
+    if len(given) == 2:
+        return given[0], given[1]
+    remedy = f"two runs are compared by `samebits explain {target}`; " if len(given) > 2 else ""
+    raise SettingError(
+        f"{target} gives a tuple of {len(given)}: {remedy}check takes a model or a function, or a pair "
+        "of one and its inputs"
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -92,5 +92,10 @@ class ScheduleKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             f"group {self.group}" if self.group is not None else "",
             f"{self.experts} experts" if self.experts is not None else "",
         ]
-        kind = self.dtype if self.dtype == self.out_dtype else f"{self.dtype} to {self.out_dtype}"
-        return " ".join(part for part in (self.op, *shape, kind, self.tree, self.device) if part)
+        parts = self.op, *shape, self.operands, self.tree, self.device
+        return " ".join(part for part in parts if part)
+
+    @property
+    def operands(self) -> str:
+        """Storage types in words: of the operands, and of the result where it has another one."""
+        return self.dtype if self.dtype == self.out_dtype else f"{self.dtype} to {self.out_dtype}"

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from samebits.contract import ContractKey
+from samebits.contract import ContractKey, devices
 from samebits.contract.operands import dtype_name
 from samebits.engines.schedule import BUCKETS, ScheduleKey
 from samebits.errors import PlanError
 from samebits.plan import planner, stack
-from samebits.plan.contracts import device_class_of, natural_output
+from samebits.plan.contracts import DEVICES, EXACT, device_class_of, natural_output
 from samebits.plan.document import Choice, Entry, Plan
 from samebits.plan.families import default_at, has_schedules
 from samebits.plan.keys import contract_at, schedule_key
@@ -37,17 +37,37 @@ def build(
     Args:
         model_or_shapes: the name of a known model (`models.MODELS`), a module (its `Linear`
             weights), or shapes (n, k) of weights.
-        device: device class: "cpu", "sm_90" (or "h100", "h200").
+        device: device class: "cpu", "sm_90" (or "h100", "h200"), ... (`device_of`).
         dtype: storage type of the operands; of a module, None takes its own.
         tp: tensor-parallel sizes.
 
     Raises:
-        PlanError: the model is not known, or cannot be cut.
+        PlanError: the model or the device is not known, or the model cannot be cut.
         ContractError: no contract covers a weight.
     """
-    device = device_class_of(device)
+    device = device_of(device)
     keys = keys_of(model_or_shapes, device=device, dtype=dtype, tp=tp)
     return Plan.of(entries_of(keys), stack.here(device), samebits=release())
+
+
+def device_of(name: str) -> str:
+    """A device class that can have a plan, by its own name or by that of a chip.
+
+    Raises:
+        PlanError: there is none of that name, or it is "exact", whose sums have no order to plan.
+    """
+    found = device_class_of(name)
+    classes = {*DEVICES, *devices.described()}
+    if found in classes:
+        return found
+    chips = {
+        c: ", ".join(a for a, owner in devices.aliases().items() if owner == c) for c in classes
+    }
+    known = ", ".join(f"{c} ({chips[c]})" if chips[c] else c for c in sorted(classes))
+    why = f"there is no device class {name!r}"
+    if found == EXACT:
+        why = "exact sums have no tree and no schedules, so there is nothing to plan"
+    raise PlanError(f"{why}. Device classes with plans are {known}")
 
 
 def entries_of(keys: Iterable[ScheduleKey]) -> list[Entry]:

@@ -33,10 +33,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """All changes between two plans, and whether their stacks differ."""
+    """All changes between two plans, and whether their stacks differ.
+
+    Attributes:
+        common: keys that both plans have, whatever their trees.
+    """
 
     changes: tuple[Change, ...]
     stack: tuple[str, ...]
+    common: int
 
     @property
     def bits(self) -> bool:
@@ -65,10 +70,12 @@ def diff(before: Plan, after: Plan) -> Difference:
         if earlier is None and (moved := gone.pop(_without_tree(key), None)) is not None:
             earlier = old[moved]
         changes.append(Change(key, "added") if earlier is None else _change(earlier, entry))
+    added = sum(change is not None and change.kind == "added" for change in changes)
     changes += [Change(key, "removed") for key in gone.values()]
     return Difference(
         tuple(change for change in changes if change is not None),
         tuple(before.stack.differences(after.stack)),
+        common=len(new) - added,
     )
 
 

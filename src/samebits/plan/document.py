@@ -18,6 +18,7 @@ import msgspec
 
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.errors import ContractError, PlanError
+from samebits.files import PLAN, it_is
 from samebits.plan.families import schedule_kinds
 from samebits.plan.keys import contract_at
 from samebits.plan.stack import Stack
@@ -293,7 +294,7 @@ def parse(data: bytes) -> Plan:
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanError(f"this is no plan: {error}") from None
+        raise PlanError(f"this is no plan{it_is(data, PLAN) or f': {error}'}") from None
     if file.format != FORMAT:
         raise PlanError(
             f"format {file.format} is not known to this release (format {FORMAT}): rebuild the plan"

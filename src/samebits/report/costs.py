@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from samebits.bench import Row
+from samebits.report.console import open_console
 
 
 def show(rows: Iterable[Row], *, as_json: bool = False, console: Console | None = None) -> None:
@@ -18,7 +19,7 @@ def show(rows: Iterable[Row], *, as_json: bool = False, console: Console | None 
     if as_json:
         print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=1))
         return
-    console = console or Console()
+    console = console or open_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("area", "case", "stock PyTorch", "samebits", "ratio", "aim"):
         table.add_column(name, justify="left" if name in ("area", "case") else "right")

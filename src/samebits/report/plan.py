@@ -1,8 +1,10 @@
-"""Plans in the terminal."""
+"""Plans in the terminal, and as JSON."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from samebits.engines.schedule import BUCKETS, Schedule
+from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.engines.vendor.schedule import CublasLt
 from samebits.engines.vendor.tiles import CLUSTERS, TILES
 from samebits.plan.diff import Difference
@@ -39,9 +41,34 @@ def show(plan: Plan, console: Console, entries: Iterable[Entry] | None = None) -
     for entry in entries:
         console.print(f"[bold]{escape(str(entry.key))}[/]", highlight=False)
         console.print(escape(entry.contract.strip()), style="dim", highlight=False)
-        console.print(_buckets(entry))
+        console.print(_buckets(entry, console))
         for struck in entry.struck:
             console.print(f"[red]struck out[/] {describe(struck.schedule)}: {escape(struck.why)}")
+
+
+def to_json(plan: Plan, entries: Iterable[Entry] | None = None) -> str:
+    """The ids, the stack, and of every entry (or of some) the key, the contract and the buckets."""
+    chosen = plan.entries if entries is None else entries
+    return json.dumps(
+        {
+            "id": plan.id, "schedules_id": plan.schedules_id, "samebits": plan.samebits,
+            "tuned": plan.tuned, "stack": msgspec.to_builtins(plan.stack),
+            "entries": [_as_data(entry) for entry in chosen],
+        },
+        indent=1,
+    )  # fmt: skip
+
+
+def _as_data(entry: Entry) -> dict[str, object]:
+    """An entry; `rows` is the largest number of rows in a bucket, None for the open end."""
+    stock = (*entry.stock_us, None) if entry.stock_us else (None,) * len(entry.choices)
+    buckets = zip((*BUCKETS, None), entry.choices, stock, strict=False)
+    return {
+        "key": msgspec.to_builtins(entry.key),
+        "contract": entry.contract,
+        "buckets": [{"rows": m, "stock_us": us, **msgspec.to_builtins(c)} for m, c, us in buckets],
+        "struck": msgspec.to_builtins(entry.struck),
+    }
 
 
 #: Fields that are said in short, or not at all.
@@ -77,8 +104,8 @@ def _vendor(schedule: CublasLt) -> str:
     return words + (f" option {schedule.option}" if schedule.option else "")
 
 
-#: Columns that are never cut.
-_WIDTHS = {"op": 9, "n": 6, "k": 5, "dtype": 5, "ratio": 5, "worst": 5, "M": 6, "µs": 6}
+#: Columns that are folded where a terminal is too narrow; all others keep their width.
+_TEXTS = ("tree", "schedules", "schedule", "second", "own")
 
 
 def _kind(schedule: Schedule) -> str:
@@ -92,9 +119,8 @@ def _table(*names: str) -> Table:
         table.add_column(
             name,
             justify="right" if right else "left",
-            no_wrap=True,
-            min_width=_WIDTHS.get(name),
-            max_width=18 if name == "tree" else None,
+            no_wrap=name not in _TEXTS,
+            overflow="fold",
         )
     return table
 
@@ -107,27 +133,43 @@ def _summary(plan: Plan) -> Table:
         size = str(key.n or key.head_dim or ""), str(key.k or key.value_dim or "")
         found = ratios(entry)
         table.add_row(
-            key.op, *size, key.dtype, key.tree,
+            _family(key), *size, key.operands, key.tree,
             ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "[dim]none[/]",
             _ratio(geometric_mean(found)) if found else "", _ratio(min(found)) if found else "",
         )  # fmt: skip
     return table
 
 
-def _buckets(entry: Entry) -> Table:
+def _family(key: ScheduleKey) -> str:
+    """The operation with what else tells keys of one size apart."""
+    more = [f"x {key.experts}" if key.experts is not None else ""]
+    more += [f"group {key.group}" if key.group is not None else ""]
+    return " ".join(filter(None, (key.op, *more)))
+
+
+def _buckets(entry: Entry, console: Console) -> Table:
+    """A line for each bucket; where that is too wide, what came second has a line of its own."""
     table = _table("M", "schedule", "µs", "stock", "ratio", "second", "µs", "own", "µs")
+    narrow = _table("M", "schedule", "µs", "stock", "ratio")
     found = ratios(entry)
     for bucket, choice in enumerate(entry.choices):
         open_end = bucket == len(BUCKETS)
-        table.add_row(
+        first = (
             f"> {BUCKETS[-1]}" if open_end else str(BUCKETS[bucket]),
             describe(choice.schedule), _us(choice.us),
             _us(entry.stock_us[bucket]) if found and not open_end else "",
             _ratio(found[bucket]) if found and not open_end else "",
-            describe(choice.runner_up), _us(choice.runner_up_us),
-            describe(choice.own), _us(choice.own_us),
         )  # fmt: skip
-    return table
+        second = describe(choice.runner_up), _us(choice.runner_up_us)
+        own = describe(choice.own), _us(choice.own_us)
+        table.add_row(*first, *second, *own)
+        narrow.add_row(*first)
+        for label, (text, us) in (("second", second), ("own", own)):
+            if text:
+                narrow.add_row(f"[dim]{label}[/]", f"[dim]{text}[/]", f"[dim]{us}[/]")
+    unbounded = console.options.update(max_width=sys.maxsize)
+    fits = console.measure(table, options=unbounded).maximum <= console.width
+    return table if fits else narrow
 
 
 def ratios(entry: Entry) -> list[float]:
@@ -171,6 +213,8 @@ def difference(found: Difference, console: Console) -> None:
     """What changed, bits first."""
     if not found.changes:
         console.print("the same contracts and the same schedules")
+    elif not found.common:
+        console.print("[yellow]no key in common[/]: there are no bits to compare")
     elif not found.bits:
         console.print("[green]the same bits[/] for every key that both plans have")
     else:

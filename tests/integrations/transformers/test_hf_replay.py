@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_replayed(tmp_path: Path, switch: None) -> None:
         replaying.replay(model, source, receipt, identity)
     with pytest.raises(ReceiptError, match="give --model"):
         replaying.load(source, msgspec.structs.replace(identity, source=""))
-    with pytest.raises(ReceiptError, match="no number of a record"):
+    with pytest.raises(ReceiptError, match="1 to 2: '77' is none of these"):
         find(source, "77")
     source.close()
 
@@ -209,4 +210,13 @@ def test_the_command(tmp_path: Path) -> None:
         found = CliRunner().invoke(cli.app, ["replay", str(path), "1", "--json", "--company", "2"])
         assert json.loads(found.stdout)["company"] == 2
         bad = CliRunner().invoke(cli.app, ["replay", str(path), "9"])
-        assert bad.exit_code == 2 and "no number of a record" in bad.stderr
+        assert bad.exit_code == 2 and "have the numbers 1 to 2: '9' is none" in bad.stderr
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE head SET sequence = 3")
+        database.close()
+        command = ["replay", str(path), "1", "--company", "2"]
+        broken = CliRunner().invoke(cli.app, command)
+        assert broken.exit_code == 2 and "the head says 3" in broken.stderr
+        warned = CliRunner().invoke(cli.app, [*command, "--broken-chain"])
+        assert warned.exit_code == 0 and "warning: " in warned.stderr, warned.output
+        assert "the same bits in the company of 2" in warned.stdout

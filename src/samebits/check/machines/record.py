@@ -16,6 +16,7 @@ from samebits.check.machines.cases import Case, cases
 from samebits.engines import family
 from samebits.engines.triton import device_class
 from samebits.errors import ContractError, DeviceError, DTypeError, SettingError, UncoveredError
+from samebits.files import RECORD, it_is
 from samebits.mode import deterministic
 
 #: Raised when the meaning of a record changes.
@@ -111,11 +112,14 @@ def load(path: str | Path) -> Record:
     Raises:
         SettingError: the file cannot be read, is no record, or one of another format.
     """
+    data = b""
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=Record)
+        data = Path(path).read_bytes()
+        found = msgspec.json.decode(data, type=Record)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = it_is(data, RECORD) or f": {error}"
         raise SettingError(
-            f"{path} is no record: {error}. `samebits record -o {path}` writes one"
+            f"{path} is no record{reason}. `samebits record -o FILE` writes one"
         ) from None
     if found.format != FORMAT:
         raise SettingError(f"{path} has format {found.format}; this release reads {FORMAT}")

@@ -18,6 +18,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from samebits.errors import ReceiptError
+from samebits.files import RECEIPTS, it_is
 from samebits.guard.receipts.ledger import ERRORS, check_schema, explained, read_head, read_header
 from samebits.guard.receipts.record import (
     SCHEMA,
@@ -132,15 +133,25 @@ class Lines:
         self.path = path
         self._objects: dict[str, bytes] = {}
         self._head: Head | None = None
-        first = next(self._lines(), None)
-        if first is None or first.header is msgspec.UNSET:
-            raise ReceiptError(f"{path}: this is no file of receipts")
-        raw = bytes(first.header)
+        raw = self._first()
         try:
             self.header, self.start = msgspec.json.decode(raw, type=Header), first_link(raw)
         except msgspec.DecodeError as error:
             raise ReceiptError(f"{path}: header: {error}") from None
         check_schema(self.header, path)
+
+    def _first(self) -> bytes:
+        """The header's bytes."""
+        with _readable(self.path) as file:
+            start = file.readline()
+            try:
+                header = msgspec.json.decode(start, type=_Line).header
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                header = msgspec.UNSET
+            if header is msgspec.UNSET:
+                kind = it_is(start + file.read(), RECEIPTS)
+                raise ReceiptError(f"{self.path}: this is no file of receipts{kind}")
+        return bytes(header)
 
     def rows(self, first: int = 1) -> Iterator[Row]:
         for line in self._lines():
@@ -204,7 +215,7 @@ def find(source: Source, which: str) -> Row:
     Raises:
         ReceiptError: there is none.
     """
-    found = None
+    found = row = None
     for row in source.rows():
         if str(row[0]) == which:
             return row
@@ -215,8 +226,18 @@ def find(source: Source, which: str) -> Row:
                 if getattr(_record(row[0], row[2]), "request", None) == which:
                     found = row
     if found is None:
-        raise ReceiptError(f"{which!r} is no number of a record and no name of a request")
+        raise ReceiptError(_absent(which, 0 if row is None else row[0]))
     return found
+
+
+def _absent(which: str, last: int) -> str:
+    """Why there is no such record in a ledger that ends in a record `last`."""
+    if last == 0:
+        return "the file holds no record yet"
+    what = "none of them is a request"
+    if which != "last":
+        what = f"{which!r} is none of these numbers, and no name of a request"
+    return f"the records of this file have the numbers 1 to {last}: {what}"
 
 
 def receipt_of(row: Row) -> Receipt:
