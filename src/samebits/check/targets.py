@@ -88,8 +88,8 @@ def _pair(target: str, given: tuple[Any, ...]) -> tuple[Any, Any]:
         return given[0], given[1]
     remedy = f"two runs are compared by `samebits explain {target}`; " if len(given) > 2 else ""
     raise SettingError(
-        f"{target} gives a tuple of {len(given)}: {remedy}check takes a model or a function, or a pair "
-        "of one and its inputs"
+        f"{target} gives a tuple of {len(given)}: {remedy}check takes a model or a "
+        "function, or a pair of one and its inputs"
     )
 
 
