@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 from samebits.engines.cpu import exact as cpu
 from samebits.engines.triton import exact as gpu
 from samebits.engines.triton.exact import residue
+from samebits.engines.triton.launch import launch
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 OUTPUTS = [(name, out) for name in DTYPES for out in sorted({name, "fp32"})]
@@ -56,6 +57,9 @@ def test_inf_nan_and_batches(name: str) -> None:
     compare(x, w, torch.randn(2, 5, 7), DTYPES[name])
     compare(x[:, :, ::2], w[:, :, 1::2], None, torch.float32)
     compare(x[:, 1:, 1:], w[:1, :, 1:].expand(2, 7, 35), torch.randn(7), DTYPES[name])
+    columns = x.mT.contiguous().mT  # nothing to lie side by side along k
+    compare(columns, w, None, torch.float32)
+    compare(w[0], columns[0], None, DTYPES[name])
 
 
 def test_the_second_step_of_products() -> None:
@@ -170,6 +174,24 @@ def test_rows_and_items_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = {"bm": 32, "bn": 32, "bk": 64, "warps": 4} if INTERPRETED else {}
     residue.by_residues(a.to(DEVICE), b.to(DEVICE), c.to(DEVICE), few, **tile)
     assert bits.equal(few.cpu(), cpu.product(a, b, c, torch.bfloat16)[0])
+
+
+def test_planes_of_residues_that_are_far_apart() -> None:
+    """As those of a vocabulary's weights: the last one begins beyond what 32 bits count."""
+    count, plane, k = 3, 2**30 + 128, residue.STEP
+    x = spread(3, k, dtype=torch.bfloat16, octaves=2, seed=0).to(DEVICE)
+    near = residue.Residues(x, residue._MODULI[:count])
+    far = residue.Residues(x, residue._MODULI[:count])
+    # Only pages that are written take memory on a CPU.
+    planes = torch.empty((count - 1) * plane + 3 * k, dtype=torch.int8, device=DEVICE)
+    far.planes = planes.as_strided((count, 3, k), (plane, k, 1))
+    launch(
+        residue.residue_kernel, (3,), x, far.planes, *far.facts, k, k, k, plane,
+        COUNT=count, BLOCK=128, num_warps=4,
+    )  # fmt: skip
+    assert torch.equal(far.planes, near.planes)
+    tile = {"bm": 32, "bn": 32, "bk": 64, "warps": 4}
+    assert torch.equal(residue.products(far, far, **tile), residue.products(near, near, **tile))
 
 
 def test_moduli() -> None:

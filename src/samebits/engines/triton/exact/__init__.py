@@ -222,7 +222,7 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
 def _words(x: torch.Tensor) -> torch.Tensor:
     """`x` with contiguous columns that a kernel can read: fp32, or bf16 in aligned words of two."""
     if x.dtype is torch.float16:  # exact
-        return x.to(torch.float32)
+        return _contiguous(x.to(torch.float32))
     x = _contiguous(x)
     if x.dtype is torch.bfloat16:
         even = all(s % 2 == 0 for s in x.stride()[:-1]) and x.shape[-1] % 2 == 0

@@ -90,6 +90,7 @@ def residue_kernel(
         places, losses: [rows, LISTED] int32 and fp32, where they are, in no order, and x 2^s - X.
     """
     r = tl.program_id(0).to(tl.int64)
+    plane = tl.cast(plane, tl.int64)  # several of them may be more than 2^31
     x += r * row
     top = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
@@ -163,7 +164,7 @@ def product_kernel(
 ):  # fmt: skip
     """kept[j] = x_residues[j] @ w_residues[j].T modulo the j-th number: uint8 [COUNT, m, n]."""
     wide, high = tl.cdiv(n, BN), tl.cdiv(m, BM)
-    j = tl.program_id(0) // (wide * high)
+    j = (tl.program_id(0) // (wide * high)).to(tl.int64)
     tile = tl.program_id(0) % (wide * high)
     # Tiles in groups of GROUP rows, so that what is loaded is still in the cache.
     first = tile // (GROUP * wide) * GROUP
@@ -185,9 +186,7 @@ def product_kernel(
     rest = acc % _chosen(j, MODULI, COUNT)
     here = (rows < m)[:, None] & (columns < n)[None, :]
     rest = tl.where(rest < 0, rest + _chosen(j, MODULI, COUNT), rest).to(tl.uint8)
-    tl.store(
-        kept + (j * tl.cast(m, tl.int64) + rows)[:, None] * n + columns[None, :], rest, mask=here
-    )
+    tl.store(kept + (j * m + rows)[:, None] * n + columns[None, :], rest, mask=here)
 
 
 @triton.jit
