@@ -17,7 +17,7 @@ def view(x: torch.Tensor) -> torch.Tensor:
         x = torch.view_as_real(x.resolve_conj())
     if x.dtype is torch.bool or not x.dtype.is_floating_point:
         return x
-    return x.detach().contiguous().view(_INT_OF_SIZE[x.element_size()])
+    return x.detach().resolve_neg().contiguous().view(_INT_OF_SIZE[x.element_size()])
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -95,3 +97,27 @@ def test_strides_past_two_to_the_31() -> None:
     w = values((64, 5), torch.bfloat16, "normal", 4)
     assert bits.equal(gemm.bmm(x, w), gemm.bmm(x.clone(), w))
     assert bits.equal(gemm.bmm(w.t(), x.t()), gemm.bmm(x.clone(), w).t().contiguous())
+
+
+_SCARCE = """
+import resource, torch
+from samebits.engines.cpu import gemm
+
+torch.set_num_threads(2)
+a, b = torch.randn(300, 64), torch.randn(64, 300)
+before = gemm.bmm(a, b)
+rows, k = torch.ones(1), 1 << 22
+held = next(line for line in open("/proc/self/status") if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, 2 * (int(held.split()[1]) * 1024 + (600 << 20),))
+try:
+    gemm.bmm(rows.expand(200, k), rows.expand(k, 40))  # a task packs 512 MiB
+except MemoryError:
+    print("refused", torch.equal(gemm.bmm(a, b), before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_a_task_without_memory_raises() -> None:
+    """In a thread of the pool, which nobody watches: the process used to end."""
+    run = subprocess.run([sys.executable, "-c", _SCARCE], capture_output=True, text=True)
+    assert run.stdout.strip() == "refused True", run.stderr

@@ -114,6 +114,20 @@ def test_rows_may_lie_anywhere() -> None:
     same(ops.softmax(soft, 0), expected.t().contiguous())  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 17, 100, 1025, 8193, 17000])
+def test_columns_have_the_bits_of_rows(dtype: torch.dtype, n: int) -> None:
+    """Vectors across results, and a result at a time."""
+    for width in (4, 17, 130):
+        x = drawn(n, width, dtype=dtype, seed=width)
+        x[n // 2, 1], x[1, 2], x[:, 3] = float("nan"), float("inf"), -0.0
+        rows = x.t().contiguous()
+        for op in (ops.sum, ops.var, ops.nansum, ops.prod):
+            same(op(x, 0), op(rows, -1))  # type: ignore[operator]
+        for order in (0, 1, 2, float("inf")):
+            same(ops.vector_norm(x, order, 0), ops.vector_norm(rows, order, -1))
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_rows_with_what_is_not_finite(value: float) -> None:
     x = drawn(4, 9000, dtype=torch.float32, wide=False)
@@ -140,6 +154,24 @@ def test_attention_is_rounded_once(dtype: torch.dtype) -> None:
     got, lse = ops.attention(q, k, v, causal=True, q_start=691, return_lse=True)
     same(got, out)
     same(lse, sums)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_of_packed_rows_goes_where_it_is_told(dtype: torch.dtype) -> None:
+    """Widened in the kernels' tiles: results have the type of q, and nothing lies behind them."""
+    rows, ends = drawn(700, 2, 24, dtype=dtype, wide=False), torch.tensor([0, 3, 700])
+    keys = drawn(22, 32, 2, 24, dtype=dtype, wide=False, seed=1)
+    pages, lens = torch.stack((torch.arange(22), torch.arange(22).flip(0))), torch.tensor([3, 697])
+    wide = rows.float(), keys.float()
+    want = ops.attention_paged(wide[0], wide[1], wide[1], pages, lens, ends).to(dtype)
+    frame = torch.full((702, 2, 24), 7.0, dtype=dtype)
+    ops.attention_paged(rows, keys, keys, pages, lens, ends, out=frame[1:-1])
+    same(frame[1:-1], want)
+    assert bool((frame[0] == 7).all() and (frame[-1] == 7).all())
+    want = ops.attention_varlen(*3 * (wide[0],), ends, ends, causal=True).to(dtype)
+    ops.attention_varlen(rows, rows, rows, ends, ends, causal=True, out=frame[1:-1])
+    same(frame[1:-1], want)
+    assert bool((frame[0] == 7).all() and (frame[-1] == 7).all())
 
 
 def test_threads_do_not_matter() -> None:

@@ -1,6 +1,7 @@
 """Launches the attention kernels: lays the call out as the flat list csrc/bind_attention.cpp reads.
 
-Everything here has been validated by ops/attention; nothing is checked again.
+Everything here has been validated by ops/attention; nothing is checked again. The portable contract
+differs in one thing: probabilities are not rounded to the type of the values.
 """
 
 from __future__ import annotations
@@ -75,8 +76,6 @@ def dense(
         The result [B, Hq, Tq, Dv], laid out like [B, Tq, Hq, Dv] in memory when `q` is, and the
         logsumexp [B, Hq, Tq] in fp32 or None.
     """
-    dtype = q.dtype
-    q, k, v = _widened(q, k, v)
     batch, heads, q_len, d = q.shape
     _, kv_heads, kv_len, dv = v.shape
     qs, ks, vs = q.stride(), k.stride(), v.stride()
@@ -104,7 +103,7 @@ def dense(
     a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
     wrong = _attention(
         [
-            DTYPE_CODE[q.dtype], batch, heads, kv_heads, q_len, kv_len, d, dv,
+            DTYPE_CODE[q.dtype], family.portable(), batch, heads, kv_heads, q_len, kv_len, d, dv,
             q.data_ptr(), qs[0], qs[1], qs[2], k.data_ptr(), ks[0], ks[1], ks[2],
             v.data_ptr(), vs[0], vs[1], vs[2], out.data_ptr(), *os, *log_part,
             causal, window or 0, q_start, 0 if q_starts is None else q_starts.data_ptr(),
@@ -114,17 +113,7 @@ def dense(
     )  # fmt: skip
     if wrong:
         watch.report(wrong)
-    return _finished(out, dtype), None if logsum is None else written(logsum)
-
-
-def _widened(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Operands as the family in force takes them: the portable one in fp32, which is exact."""
-    return tuple(x.float() for x in operands) if family.portable() else operands
-
-
-def _finished(out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`out`, rounded to `dtype`, as the family in force writes it."""
-    return written(out if out.dtype is dtype else out.to(dtype))
+    return written(out), None if logsum is None else written(logsum)
 
 
 def store(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> bool:
@@ -178,8 +167,7 @@ def packed(
     Returns:
         The result [total, Hq, Dv] and the logsumexp [Hq, total] in fp32 or None.
     """
-    dtype = q.dtype
-    q, k, v = (_rows(x) for x in _widened(q, k, v))
+    q, k, v = (_rows(x) for x in (q, k, v))
     total, heads, d = q.shape
     paged = sequences.block_table is not None
     kv_heads, dv = k.size(-2), v.size(-1)
@@ -194,9 +182,10 @@ def packed(
     a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
     wrong = _attention(
         [
-            DTYPE_CODE[q.dtype], sequences.count, heads, kv_heads, sequences.q_len, 0, d, dv,
-            q.data_ptr(), 0, q.stride(1), q.stride(0), k.data_ptr(), *strides(k),
-            v.data_ptr(), *strides(v), out.data_ptr(), 0, out.stride(1), out.stride(0),
+            DTYPE_CODE[q.dtype], family.portable(), sequences.count, heads, kv_heads,
+            sequences.q_len, 0, d, dv, q.data_ptr(), 0, q.stride(1), q.stride(0),
+            k.data_ptr(), *strides(k), v.data_ptr(), *strides(v),
+            out.data_ptr(), 0, out.stride(1), out.stride(0),
             *((0, 0, 0, 0) if logsum is None else (logsum.data_ptr(), 0, total, 1)),
             causal, window or 0, 0, sequences.q_starts.data_ptr(),
             0, 0, 0, 0, 0, _pointer(sinks), _pointer(sequences.cu_q), _pointer(sequences.cu_k),
@@ -207,7 +196,7 @@ def packed(
     )  # fmt: skip
     if wrong:
         watch.report(wrong)
-    return _finished(out, dtype), None if logsum is None else written(logsum)
+    return written(out), None if logsum is None else written(logsum)
 
 
 watch.offer(__name__, dense, packed)

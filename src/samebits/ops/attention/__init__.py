@@ -102,7 +102,7 @@ def _attention(
     enable_gqa: bool,
     return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    operands(_OP, q, k, v)
+    q, k, v = operands(_OP, q, k, v)
     lead: torch.Size | None = None
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not q.size(0) == k.size(0) == v.size(0):
         q, k, v, mask, lead = to_four_dims(q, k, v, mask)
@@ -118,6 +118,7 @@ def _attention(
         checks.options(_OP, window, softcap, scale)
     if mask is not None:
         checks.mask(_OP, mask, q, (batch, heads, q_len, kv_len))
+        mask = mask.resolve_neg()
         if mask.dim() < 4:
             mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     logits = None if sinks is None else checks.sink_logits(_OP, sinks, heads, q.device)

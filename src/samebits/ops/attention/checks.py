@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import torch
 
@@ -13,6 +13,7 @@ from samebits.errors import DTypeError, ShapeError
 #: Key numbers are int32 in the kernels.
 MAX_KEYS = 2**31 - 1
 CPU = torch.device("cpu")
+Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> None:
@@ -32,8 +33,6 @@ def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> 
             f"{op}: {name} is {str(x.dtype).removeprefix('torch.')}; the contract covers {names}. "
             f"Convert {name} first"
         )
-    if x.is_neg():
-        raise DTypeError(f"{op}: {name} is a negation not yet done: pass {name}.resolve_neg()")
     if x.device.type != "cpu":
         raise DTypeError(f"{op}: {name} is on {x.device}; this engine computes on the CPU")
     if like is not None and x.dtype is not like.dtype:
@@ -43,8 +42,11 @@ def operand(op: str, name: str, x: object, like: torch.Tensor | None = None) -> 
         )
 
 
-def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Operands:
     """Q, K and V together: `operand` for each, after a short look that most calls pass.
+
+    Returns:
+        The three, with negations done that torch had put off.
 
     Raises:
         DTypeError: as `operand`.
@@ -60,12 +62,13 @@ def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None
             and not (q.is_nested or k.is_nested or v.is_nested)
             and not (q.is_neg() or k.is_neg() or v.is_neg())
         ):
-            return
+            return q, k, v
     except AttributeError:
         pass
     operand(op, "q", q)
     operand(op, "k", k, q)
     operand(op, "v", v, q)
+    return q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
 
 
 def shapes(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -117,6 +120,16 @@ def mask(op: str, m: torch.Tensor, q: torch.Tensor, target: Sequence[int]) -> No
         raise ShapeError(f"{op}: mask {tuple(m.shape)} does not broadcast to {tuple(target)}")
 
 
+def writable(op: str, name: str, x: torch.Tensor) -> None:
+    """What a kernel writes to holds its numbers as they are.
+
+    Raises:
+        DTypeError: a view of which torch has put off the negation.
+    """
+    if x.is_neg():
+        raise DTypeError(f"{op}: {name} is a negated view; results cannot be written to it")
+
+
 def no_scales(op: str, *scales: object) -> None:
     """The scales of fp8 keys and values have no meaning on the CPU engine."""
     if any(scale is not None for scale in scales):
@@ -133,7 +146,7 @@ def sink_logits(
         raise DTypeError(f"{op}: sinks are on {sinks.device}, but q is on {device}")
     if sinks.shape != (q_heads,):
         raise ShapeError(f"{op}: sinks have shape {tuple(sinks.shape)}, not ({q_heads},)")
-    return sinks.to(torch.float32).contiguous()
+    return sinks.to(torch.float32).resolve_neg().contiguous()
 
 
 def offsets(op: str, name: str, cu: torch.Tensor, total: int) -> torch.Tensor:

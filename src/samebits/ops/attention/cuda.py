@@ -21,6 +21,7 @@ from samebits.engines.triton import contract_class
 from samebits.engines.triton.attention import run
 from samebits.engines.triton.attention.schedule import AttentionSchedule
 from samebits.errors import DTypeError, ShapeError, UncoveredError
+from samebits.ops.attention import checks
 from samebits.ops.gpu import recorded
 from samebits.plan.contracts import contract_for
 from samebits.plan.planner import row_for
@@ -32,8 +33,11 @@ FP8 = torch.float8_e4m3fn
 _PORTABLE_FP32 = (torch.float32, True)
 
 
-def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> checks.Operands:
     """Q, K and V: dense tensors of one GPU, bf16 or fp16; K and V alike, or e4m3.
+
+    Returns:
+        The three, with negations done that torch had put off.
 
     Raises:
         DTypeError: another kind of tensor, dtype, layout or device.
@@ -59,6 +63,9 @@ def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None
     for name, size in (("D", q.size(-1)), ("Dv", v.size(-1))):
         if size > MAX_HEAD_DIM:
             raise ShapeError(f"{op}: head dim {name} = {size}; at most {MAX_HEAD_DIM} are covered")
+    if q.is_neg() or k.is_neg() or v.is_neg():
+        return q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    return q, k, v
 
 
 def _name(x: torch.Tensor) -> str:
@@ -143,7 +150,6 @@ def _plan(
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """`x` with contiguous columns: the only stride that the kernels do not take."""
-    x = x.resolve_neg() if x.is_neg() else x
     return x if x.stride(-1) == 1 or x.size(-1) <= 1 else x.contiguous()
 
 

@@ -30,8 +30,8 @@ def on_gpu(work: F) -> F:
     return run  # type: ignore[return-value]
 
 
-def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """What q's engine asks of Q, K and V.
+def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> checks.Operands:
+    """What q's engine asks of Q, K and V, and the three with negations done.
 
     Raises:
         DTypeError, ShapeError: tensors that it does not take.
@@ -39,9 +39,8 @@ def operands(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None
     if getattr(q, "is_cuda", False):
         from samebits.ops.attention import cuda
 
-        cuda.operands(op, q, k, v)
-    else:
-        checks.operands(op, q, k, v)
+        return cuda.operands(op, q, k, v)
+    return checks.operands(op, q, k, v)
 
 
 def dense(

@@ -60,7 +60,7 @@ def attention_varlen(
         UncoveredError: a tensor that needs a gradient (use the dense form to train).
     """
     op = "attention_varlen"
-    scale = _common(op, q, k, v, 3, scale, window, softcap, k_scale, v_scale)
+    (q, k, v), scale = _common(op, q, k, v, 3, scale, window, softcap, k_scale, v_scale)
     if k.size(0) != v.size(0):
         raise ShapeError(f"{op}: k has {k.size(0)} rows but v has {v.size(0)}")
     if q.is_cuda:
@@ -133,7 +133,9 @@ def attention_paged(
         DTypeError, UncoveredError: as `attention_varlen`.
     """
     op = "attention_paged"
-    scale = _common(op, q, k_cache, v_cache, 4, scale, window, softcap, k_scale, v_scale)
+    (q, k_cache, v_cache), scale = _common(
+        op, q, k_cache, v_cache, 4, scale, window, softcap, k_scale, v_scale
+    )
     if k_cache.shape[:2] != v_cache.shape[:2]:
         raise ShapeError(
             f"{op}: k_cache has pages {tuple(k_cache.shape[:2])} but v_cache "
@@ -176,9 +178,9 @@ def _common(
     softcap: float | None,
     k_scale: torch.Tensor | float | None,
     v_scale: torch.Tensor | float | None,
-) -> float:
-    """What both layouts check alike; the scale to use."""
-    operands(op, q, k, v)
+) -> tuple[checks.Operands, float]:
+    """What both layouts check alike; the operands and the scale to use."""
+    q, k, v = operands(op, q, k, v)
     if not q.is_cuda:
         checks.no_scales(op, k_scale, v_scale)
     if q.dim() != 3 or k.dim() != kv_dims or v.dim() != kv_dims:
@@ -198,7 +200,7 @@ def _common(
         raise UncoveredError(
             op, "packed attention has no backward", remedy="Use samebits.ops.attention to train."
         )
-    return scale
+    return (q, k, v), scale
 
 
 def _starts(op: str, q_start: torch.Tensor | None, default: torch.Tensor) -> torch.Tensor:
@@ -304,4 +306,5 @@ def _checked(
             f"{op}: out must be {shape} with its columns side by side, not {tuple(out.shape)} of "
             f"strides {out.stride()}"
         )
+    checks.writable(op, "out", out)
     return out

@@ -96,7 +96,7 @@ def attend(
         DTypeError, ShapeError: tensors that do not fit each other or the step.
     """
     op = "attention_paged"
-    checks.operands(op, q, k_cache, v_cache)
+    q, k_cache, v_cache = checks.operands(op, q, k_cache, v_cache)
     pages, page, kv_heads, d = k_cache.shape
     if (
         (pages, page) != (step.pages, step.sequences.page)
@@ -113,6 +113,7 @@ def attend(
             f"and out {tuple(out.shape)} do not fit a step of {step.rows} rows and {step.pages} "
             f"pages of {step.sequences.page}"
         )
+    checks.writable(op, "out", out)
     if q.shape[1] != kv_heads:
         checks.heads(op, q.shape[1], kv_heads, True)
     logits = None if sinks is None else checks.sink_logits(op, sinks, q.shape[1])

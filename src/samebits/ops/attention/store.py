@@ -6,6 +6,7 @@ import torch
 
 from samebits.engines.cpu import attention as cpu_engine
 from samebits.errors import DTypeError, ShapeError
+from samebits.ops.attention import checks
 
 _OP = "store_paged"
 
@@ -47,9 +48,11 @@ def store_paged(
             f"{_OP}: k {tuple(k.shape)} and v {tuple(v.shape)} of {tuple(slots.shape)} slots do "
             f"not fit caches {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
         )
+    checks.writable(_OP, "k_cache", k_cache)
+    checks.writable(_OP, "v_cache", v_cache)
     if not slots.numel() or not k.numel() + v.numel():
         return
-    k, v = k[: len(slots)], v[: len(slots)]
+    k, v = k[: len(slots)].resolve_neg(), v[: len(slots)].resolve_neg()
     if k.is_cuda and all(x.stride(-1) == 1 for x in tensors):
         from samebits.engines.triton.attention.store import store
 

@@ -68,7 +68,7 @@ def embedding_bag(
             raise ShapeError(
                 "embedding_bag: per_sample_weights must have indices' shape and weight's dtype"
             )
-        per_sample_weights = per_sample_weights.contiguous()
+        per_sample_weights = per_sample_weights.resolve_neg().contiguous()
     indices = indices.to(torch.int64).contiguous()
     n, rows = indices.numel(), weight.shape[0]
     if n and not (int(indices.min()) >= 0 and int(indices.max()) < rows):
@@ -82,6 +82,7 @@ def embedding_bag(
         raise IndexError(f"embedding_bag: offsets must start at 0 and ascend to at most {n}")
     if edges.numel() == 0:
         raise ShapeError("embedding_bag: include_last_offset needs at least one offset")
+    weight = weight.resolve_neg()
     if weight.shape[1] > 1 and weight.stride(1) != 1:
         weight = weight.contiguous()
     run = engine.embedding_bag

@@ -68,6 +68,8 @@ def scaled_linear(
         t is not None and t.requires_grad for t in (x_scale, weight_scale, bias)
     ):
         raise SamebitsError("scaled_linear has no backward: use torch.no_grad()")
+    x_scale, weight_scale = x_scale.resolve_neg(), weight_scale.resolve_neg()
+    bias = None if bias is None else bias.resolve_neg()
     scaling = scaling_of(x, weight, x_scale, weight_scale, bias)
     lead, n, k = x.shape[:-1], *weight.shape
     m = math.prod(lead)

@@ -8,7 +8,7 @@ for the host, so everything can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -53,7 +53,7 @@ def router_topk(
         ShapeError: k out of range, shapes that do not fit.
         DTypeError: other dtypes or devices.
     """
-    _plain("router_topk", FLOATS, logits=logits, bias=bias)
+    logits, bias = _plain("router_topk", FLOATS, logits=logits, bias=bias)
     if logits.dim() < 1 or not 1 <= k <= logits.shape[-1]:
         raise ShapeError(f"router_topk: k={k} is out of range for logits {tuple(logits.shape)}")
     experts = logits.shape[-1]
@@ -116,8 +116,10 @@ def grouped_linear(
         ContractError: no contract has this tree.
     """
     kinds = (*FLOATS, *FP8) if x.is_cuda else FLOATS
-    _plain("grouped_linear", kinds, x=x, weight=weight)
-    _plain("grouped_linear", FLOATS, x=x, bias=bias, x_scale=x_scale, w_scale=w_scale, like=x)
+    x, weight = _plain("grouped_linear", kinds, x=x, weight=weight)
+    bias, x_scale, w_scale = _plain(
+        "grouped_linear", FLOATS, like=x, bias=bias, x_scale=x_scale, w_scale=w_scale
+    )
     if x.dtype is not weight.dtype:
         raise DTypeError(f"grouped_linear: x is {x.dtype} but weight is {weight.dtype}")
     if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2]:
@@ -177,7 +179,9 @@ def moe(
     Raises:
         ShapeError, DTypeError: operands do not fit.
     """
-    check("moe", x, w_gate_up, w_down, topk_ids, topk_weights, activation)
+    x, w_gate_up, w_down, topk_weights = check(
+        "moe", x, w_gate_up, w_down, topk_ids, topk_weights, activation
+    )
     if x.is_cuda:
         from samebits.ops.moe import cuda
 
@@ -194,9 +198,15 @@ def check(
     topk_weights: torch.Tensor,
     activation: str,
     ranks: int = 1,
-) -> None:
-    """Raises the error that `moe` documents, if there is one; weights are of E / ranks experts."""
-    _plain(op, FLOATS, x=x, w_gate_up=w_gate_up, w_down=w_down, topk_weights=topk_weights)
+) -> tuple[Any, ...]:
+    """Raises the error that `moe` documents, if there is one; weights are of E / ranks experts.
+
+    Returns:
+        x, w_gate_up, w_down and topk_weights, with negations done that torch had put off.
+    """
+    x, w_gate_up, w_down, topk_weights = _plain(
+        op, FLOATS, x=x, w_gate_up=w_gate_up, w_down=w_down, topk_weights=topk_weights
+    )
     if not x.dtype is w_gate_up.dtype is w_down.dtype:
         raise DTypeError(f"{op}: x is {x.dtype}, weights {w_gate_up.dtype} and {w_down.dtype}")
     if x.dim() != 2 or w_gate_up.dim() != 3 or w_down.dim() != 3:
@@ -215,6 +225,7 @@ def check(
     _check_ids(op, x, topk_ids, None, experts * ranks)
     if activation not in ("silu", "gelu", "gelu_tanh"):
         raise ShapeError(f"{op}: activation={activation!r} is not silu, gelu or gelu_tanh")
+    return x, w_gate_up, w_down, topk_weights
 
 
 def moe_combine(y: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
@@ -230,7 +241,7 @@ def moe_combine(y: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
     Returns:
         [T, H].
     """
-    _plain("moe_combine", FLOATS, y=y, topk_weights=topk_weights)
+    y, topk_weights = _plain("moe_combine", FLOATS, y=y, topk_weights=topk_weights)
     if y.dim() != 3 or y.shape[:2] != topk_weights.shape:
         raise ShapeError(
             f"moe_combine: y {tuple(y.shape)} must be [T, k, H] and topk_weights "
@@ -248,9 +259,14 @@ def _plain(
     dtypes: tuple[torch.dtype, ...],
     like: torch.Tensor | None = None,
     **operands: torch.Tensor | None,
-) -> None:
-    """Raises unless all operands are dense, on one device, of these dtypes, without gradients."""
-    given = {name: x for name, x in operands.items() if x is not None and x is not like}
+) -> tuple[Any, ...]:
+    """The operands, with negations done that torch had put off.
+
+    Raises:
+        DTypeError, SamebitsError: unless all are dense, on one device (that of `like`), of these
+            dtypes, without gradients.
+    """
+    given = {name: x for name, x in operands.items() if x is not None}
     home = next(iter(given.values()), like) if like is None else like
     for name, x in given.items():
         if x.dtype not in dtypes or x.layout is not torch.strided:
@@ -262,6 +278,7 @@ def _plain(
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise SamebitsError(f"samebits.ops.{op} has no backward; use torch.no_grad()")
+    return tuple(x.resolve_neg() if x is not None and x.is_neg() else x for x in operands.values())
 
 
 def _check_ids(

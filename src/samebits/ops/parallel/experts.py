@@ -45,8 +45,9 @@ def expert_parallel_moe(
     ranks = ranks_of("expert_parallel_moe", group)
     if ranks is None:
         return moe(x, w_gate_up, w_down, topk_ids, topk_weights, activation=activation)
-    check("expert_parallel_moe", x, w_gate_up, w_down, topk_ids, topk_weights, activation,
-          ranks.size)  # fmt: skip
+    x, w_gate_up, w_down, topk_weights = check(
+        "expert_parallel_moe", x, w_gate_up, w_down, topk_ids, topk_weights, activation, ranks.size
+    )
     own = w_down.shape[0]
     local = topk_ids - ranks.index * own
     # Too large for every rank stays too large; another rank's is a slot without an expert.

@@ -181,8 +181,10 @@ def _fused(
         and positions.shape == (tokens,)
         and positions.device == q.device
         and positions.dtype in (torch.int32, torch.int64)
+        and not any(x.is_neg() for x in (q, k, cos, sin))
         and all(
-            w is None or (w.shape == (d,) and w.dtype is q.dtype and w.device == q.device)
+            w is None
+            or (w.shape == (d,) and w.dtype is q.dtype and w.device == q.device and not w.is_neg())
             for w in weights
         )
     )

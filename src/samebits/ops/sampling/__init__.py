@@ -83,6 +83,7 @@ def sample(
         raise ShapeError(f"sample: logits must be [R, V] with 0 < V, not {tuple(logits.shape)}")
     if logits.requires_grad and torch.is_grad_enabled():
         raise SamebitsError("samebits.ops.sample has no backward; use torch.no_grad()")
+    logits = logits.resolve_neg()
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     seeds = _rows("seeds", seeds, logits, torch.int64)
@@ -112,4 +113,4 @@ def _rows(name: str, value: Parameter, logits: torch.Tensor, dtype: torch.dtype)
         raise DTypeError(f"sample: {name} is on {value.device} and logits on {logits.device}")
     if value.shape not in ((), (1,), (rows,)):
         raise ShapeError(f"sample: {name} must be one number or [{rows}], not {tuple(value.shape)}")
-    return value.to(dtype).expand(rows).contiguous()
+    return value.to(dtype).resolve_neg().expand(rows).contiguous()

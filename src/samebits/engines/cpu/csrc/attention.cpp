@@ -159,6 +159,7 @@ class Driver {
     t.dv = c_.dv;
     t.scale = c_.scale;
     t.cap = c_.cap;
+    t.wide = c_.wide;
     t.check = c_.check;
     if (!biased) t.bias[0] = nullptr;
     t.position = nullptr;

@@ -16,6 +16,7 @@ enum class MaskKind : int { none = 0, boolean = 1, additive = 2 };
 /// q, k, v, out and mask is contiguous.
 struct AttentionCall {
   int dtype = 0;
+  bool wide = false;  // probabilities are not rounded to the type of the values
   const char *q = nullptr, *k = nullptr, *v = nullptr;
   char* out = nullptr;
   float* lse = nullptr;

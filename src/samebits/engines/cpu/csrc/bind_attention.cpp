@@ -39,7 +39,7 @@ void bind_attention(nb::module_& m) {
     auto strides = [&] { Strides s; s.batch = next(); s.head = next(); s.row = next(); return s; };
     auto pointer = [&] { return static_cast<uintptr_t>(next()); };
     AttentionCall c;
-    c.dtype = static_cast<int>(next());
+    c.dtype = static_cast<int>(next()), c.wide = next() != 0;
     c.batch = next(), c.heads = next(), c.kv_heads = next();
     c.q_len = next(), c.kv_len = next(), c.d = next(), c.dv = next();
     const uintptr_t q = pointer();

@@ -74,10 +74,10 @@ int64_t product(GemmArgs g, bool checked) {
         if (t == lost && first == 0) continue;
         kernels.run(g, p, first + u, t / count, packed + u * p.unit_floats, scratch, check);
       }
+      scratch_buffer.release_if_large();  // the worker's own: nobody else can
     });
   }
   packed_buffer.release_if_large();
-  scratch_buffer.release_if_large();
   if (!check) return 0;
   return taken.result(g.batch * g.m * g.n);
 }

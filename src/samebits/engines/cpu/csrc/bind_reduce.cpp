@@ -48,7 +48,7 @@ void layout(ReduceArgs& a, nb::tuple shape, nb::tuple strides, nb::tuple axes) {
   close(a.kept);
   close(a.reduced);
   const int last = a.kept.count - 1;
-  a.columns = !a.wide && a.reduced.count == 1 && a.reduced.stride[0] != 1 && a.n > 1 &&
+  a.columns = a.reduced.count == 1 && a.reduced.stride[0] != 1 && a.n > 1 &&
               a.kept.stride[last] == 1 && a.kept.size[last] > 3;
 }
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -63,13 +64,20 @@ struct Region {
   void* ctx;
   int64_t tasks;
   std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;  // of the first task that failed
 };
 
 void work(void* p) {
   auto* region = static_cast<Region*>(p);
   IeeeMode ieee;
-  for (int64_t i; (i = region->next.fetch_add(1, std::memory_order_relaxed)) < region->tasks;)
-    region->body(region->ctx, i);
+  try {
+    for (int64_t i; (i = region->next.fetch_add(1, std::memory_order_relaxed)) < region->tasks;)
+      region->body(region->ctx, i);
+  } catch (...) {  // no memory: an exception that left a thread of the pool would end the process
+    if (!region->failed.exchange(true)) region->error = std::current_exception();
+    region->next.store(region->tasks, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace
@@ -95,6 +103,7 @@ void parallel_run(int64_t tasks, int threads, void (*body)(void*, int64_t), void
     work(&region);
     for (auto& thread : team) thread.join();
   }
+  if (region.error) std::rethrow_exception(region.error);
 }
 
 bool set_worker_flush(bool flush) {

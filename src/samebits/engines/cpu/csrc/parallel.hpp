@@ -6,7 +6,8 @@
 namespace samebits {
 
 /// Runs body(ctx, i) for i in [0, tasks). `threads` <= 1 runs in the caller. Every task runs with
-/// IEEE denormals and rounding to nearest, whatever the calling thread has set.
+/// IEEE denormals and rounding to nearest, whatever the calling thread has set. What a task throws reaches
+/// the caller, once no task runs; those that had not begun do not begin.
 void parallel_run(int64_t tasks, int threads, void (*body)(void*, int64_t), void* ctx);
 
 /// Threads that torch's pool would use now (1 in a forked child: its pool does not survive a fork).

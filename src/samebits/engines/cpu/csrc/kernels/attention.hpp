@@ -32,6 +32,7 @@ struct AttentionTask {
   KeyView k, v;
   float scale;      // x = s * scale, or with softcap tanh(s * scale) * cap
   float cap;        // 0: no softcap
+  bool wide;        // probabilities stay in fp32, whatever the type of the values
   PathCheck* check; // null: paths are not checked
 };
 

@@ -188,7 +188,7 @@ void block_rows(const AttentionTask& t, float* scratch) {
       for (int64_t j = j0; j < end; ++j)
         for (int u = 0; u < RV; ++u) {
           float* at = b.s + j * R + 16 * u;
-          F16 p = probability<T>(load(at), leaf_m[u]);
+          F16 p = probability<T>(load(at), leaf_m[u], t.wide);
           F16 sum = add(leaf_l[u], p);
           leaf_l[u] = j < mid ? sum
                               : select(lt_i(set1_i(static_cast<int32_t>(k0 + j)), count[u]), sum, leaf_l[u]);

@@ -163,7 +163,7 @@ void few_leaf(const AttentionTask& t, int64_t leaf, float* partial, float* scrat
     float m = lane[0];
     for (int i = 1; i < 16; ++i) m = lane[i] > m ? lane[i] : m;
     F16 mv = ceil(set1(m));
-    for (int64_t j = 0; j < n[r]; j += 16) store_f32(p + j, probability<T>(load(p + j), mv));
+    for (int64_t j = 0; j < n[r]; j += 16) store_f32(p + j, probability<T>(load(p + j), mv, t.wide));
     store_f32(lane, mv);
     partial[r] = lane[0];
   }

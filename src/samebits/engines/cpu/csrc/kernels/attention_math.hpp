@@ -44,10 +44,11 @@ inline F16 rounded(F16 p, const f16*) {
   return load(h);
 }
 
-/// p = 2^(x - m): 0 below 2^-126, then one rounding to the type of the values.
+/// p = 2^(x - m): 0 below 2^-126, then, unless it stays wide, one rounding to the type of the values.
 template <class T>
-inline F16 probability(F16 x, F16 m) {
-  return rounded(exp2_flush(sub(x, m)), static_cast<const T*>(nullptr));
+inline F16 probability(F16 x, F16 m, bool wide) {
+  const F16 p = exp2_flush(sub(x, m));
+  return wide ? p : rounded(p, static_cast<const T*>(nullptr));
 }
 
 /// The running state of rows after folding the next leaf in: one rescale by an exact power of two.

@@ -98,53 +98,96 @@ float gathered_row(const ReduceArgs& a, int64_t u, int64_t k0, int64_t k1) {
 
 constexpr int kColumns = 128;
 
-/// `width` neighbouring outputs at once: lane l of every column is row l of `acc`.
+/// Counter of row_tree.hpp for up to kColumns outputs at once: vector v holds outputs 16 v to 16 v + 15.
+template <class J, int kLevels>
+struct Counters {
+  float level[kLevels][kColumns];
+  uint64_t count = 0;  // partial results that all vectors have taken
+
+  void push(int v, F16 t) {
+    int at = 0;
+    for (uint64_t n = count; n & 1; n >>= 1) t = J::join(load_f32(level[at++] + 16 * v), t);
+    store_f32(level[at] + 16 * v, t);
+  }
+  F16 total(int v) const {
+    if (!count) return J::identity();
+    int at = __builtin_ctzll(count);
+    F16 t = load_f32(level[at] + 16 * v);
+    for (++at; count >> at; ++at)
+      if ((count >> at) & 1) t = J::join(load_f32(level[at] + 16 * v), t);
+    return t;
+  }
+};
+
+/// `width` neighbouring outputs.
+template <class T>
+struct Columns {
+  const T* x;
+  int64_t stride;
+  int width, vectors;
+  float param[kColumns];
+  Columns(const ReduceArgs& a, int64_t u, int width)
+      : x(static_cast<const T*>(a.x) + offset(a.kept, u)), stride(a.reduced.stride[0]), width(width),
+        vectors((width + 15) / 16), param{} {
+    if (a.param)
+      for (int c = 0; c < width; ++c) param[c] = a.param[u + c];
+  }
+  template <class K>
+  F16 take(F16 acc, int64_t k, int v) const {
+    const T* at = x + k * stride + 16 * v;
+    const int n = width - 16 * v;
+    return K::take(acc, n >= 16 ? load(at) : load_part(at, n), load_f32(param + 16 * v));
+  }
+};
+
+/// A leaf of NarrowTree: lane l of every column is row l of `acc`.
+template <class K, class T>
+void narrow_leaf(const Columns<T>& x, int64_t k, int64_t count, Counters<typename K::Join, 40>& leaves) {
+  using J = typename K::Join;
+  float acc[16][kColumns];
+  for (auto& lane : acc)
+    for (int v = 0; v < x.vectors; ++v) store_f32(lane + 16 * v, J::identity());
+  for (int64_t i = 0; i < count; ++i) {
+    float* lane = acc[i & 15];
+    for (int v = 0; v < x.vectors; ++v)
+      store_f32(lane + 16 * v, x.template take<K>(load_f32(lane + 16 * v), k + i, v));
+  }
+  for (int v = 0; v < x.vectors; ++v) {
+    F16 t[16];
+    for (int l = 0; l < 16; ++l) t[l] = load_f32(acc[l] + 16 * v);
+    for (int w = 8; w >= 1; w /= 2)
+      for (int l = 0; l < w; ++l) t[l] = J::join(t[l], t[l + w]);
+    leaves.push(v, t[0]);
+  }
+}
+
+/// A leaf of WideTree, lane by lane: neighbours that are folded first are a counter as well.
+template <class K, class T>
+void wide_leaf(const Columns<T>& x, int64_t k, int64_t count, Counters<typename K::Join, 40>& leaves) {
+  using J = typename K::Join;
+  Counters<J, 11> lanes;
+  const auto width = static_cast<uint64_t>(wide_lanes(count));
+  for (; lanes.count < width; ++lanes.count)
+    for (int v = 0; v < x.vectors; ++v) {
+      F16 t = J::identity();
+      for (auto i = static_cast<int64_t>(lanes.count); i < count; i += kWideLanes) t = x.template take<K>(t, k + i, v);
+      lanes.push(v, t);
+    }
+  for (int v = 0; v < x.vectors; ++v) leaves.push(v, lanes.total(v));
+}
+
 template <class T, class K>
 void columns(const ReduceArgs& a, int64_t u, int width, int64_t k0, int64_t k1, float* out) {
-  using J = typename K::Join;
-  const T* x = static_cast<const T*>(a.x) + offset(a.kept, u);
-  const int64_t stride = a.reduced.stride[0];
-  const int vectors = (width + 15) / 16;
-  float acc[16][kColumns], level[40][kColumns], p[kColumns] = {};
-  if (a.param)
-    for (int c = 0; c < width; ++c) p[c] = a.param[u + c];
-  uint64_t done = 0;
-  for (int64_t k = k0; k < k1; k += kLeaf) {
-    const int64_t count = k1 - k < kLeaf ? k1 - k : kLeaf;
-    for (int l = 0; l < 16; ++l)
-      for (int v = 0; v < vectors; ++v) store_f32(acc[l] + 16 * v, J::identity());
-    for (int64_t i = 0; i < count; ++i) {
-      const T* row = x + (k + i) * stride;
-      float* lane = acc[i & 15];
-      int c = 0;
-      for (; c + 16 <= width; c += 16)
-        store_f32(lane + c, K::take(load_f32(lane + c), load(row + c), load_f32(p + c)));
-      if (c < width)
-        store_f32(lane + c, K::take(load_f32(lane + c), load_part(row + c, width - c), load_f32(p + c)));
-    }
-    for (int v = 0; v < vectors; ++v) {
-      const int c = 16 * v;
-      F16 t[16];
-      for (int l = 0; l < 16; ++l) t[l] = load_f32(acc[l] + c);
-      for (int w = 8; w >= 1; w /= 2)
-        for (int l = 0; l < w; ++l) t[l] = J::join(t[l], t[l + w]);
-      int at = 0;
-      for (uint64_t n = done; n & 1; n >>= 1) t[0] = J::join(load_f32(level[at++] + c), t[0]);
-      store_f32(level[at] + c, t[0]);
-    }
-    ++done;
+  const Columns<T> x(a, u, width);
+  Counters<typename K::Join, 40> leaves;
+  const int64_t leaf = a.wide ? WideTree::kGroup : kLeaf;
+  for (int64_t k = k0; k < k1; k += leaf, ++leaves.count) {
+    const int64_t count = k1 - k < leaf ? k1 - k : leaf;
+    if (a.wide) wide_leaf<K>(x, k, count, leaves);
+    else narrow_leaf<K>(x, k, count, leaves);
   }
-  for (int v = 0; v < vectors; ++v) {
-    const int c = 16 * v;
-    F16 t = J::identity();
-    if (done) {
-      int at = __builtin_ctzll(done);
-      t = load_f32(level[at] + c);
-      for (++at; done >> at; ++at)
-        if ((done >> at) & 1) t = J::join(load_f32(level[at] + c), t);
-    }
-    store_part_f32(out + c, t, width - c < 16 ? width - c : 16);
-  }
+  for (int v = 0; v < x.vectors; ++v)
+    store_part_f32(out + 16 * v, leaves.total(v), width - 16 * v < 16 ? width - 16 * v : 16);
 }
 
 template <class Tree, class T, class K>
@@ -162,8 +205,10 @@ void rows_or_gathered(const ReduceArgs& a, int64_t u0, int64_t u1, int64_t k0, i
 template <class T, Reduce op>
 void partial_of(const ReduceArgs& a, int64_t u0, int64_t u1, int64_t k0, int64_t k1, float* out) {
   using K = Take<op>;
-  if (a.wide) return rows_or_gathered<WideTree, T, K>(a, u0, u1, k0, k1, out);
-  if (!a.columns) return rows_or_gathered<NarrowTree, T, K>(a, u0, u1, k0, k1, out);
+  if (!a.columns) {
+    if (a.wide) return rows_or_gathered<WideTree, T, K>(a, u0, u1, k0, k1, out);
+    return rows_or_gathered<NarrowTree, T, K>(a, u0, u1, k0, k1, out);
+  }
   const int64_t inner = a.kept.size[a.kept.count - 1];
   for (int64_t u = u0; u < u1;) {  // a block may not run over the end of the last kept axis
     int64_t width = inner - u % inner;

@@ -118,14 +118,21 @@ static inline void reduce_rows(const Step& step, int64_t k0, int64_t k1, float* 
   for (int r = 0; r < R; ++r) out[r] = counter[r].total();
 }
 
-/// Elements [k, k + count) of a row, at most a leaf, along the wide tree. Lanes without an element
-/// hold the identity, which changes nothing.
+constexpr int64_t kWideLanes = 1024;
+/// Lanes that are folded of a leaf of `count` elements. Those without an element hold the identity, which changes
+/// nothing.
+static inline int64_t wide_lanes(int64_t count) {
+  int64_t width = 16;
+  while (width < count && width < kWideLanes) width *= 2;
+  return width;
+}
+
+/// Elements [k, k + count) of a row, at most a leaf, along the wide tree.
 template <class J, class Step>
 static inline float wide_leaf(const Step& step, int row, int64_t k, int64_t count) {
-  constexpr int64_t kLanes = 1024;
+  constexpr int64_t kLanes = kWideLanes;
   float lanes[2][kLanes];
-  int64_t width = 16;
-  while (width < count && width < kLanes) width *= 2;
+  int64_t width = wide_lanes(count);
   for (int64_t v = 0; v < width; v += 64) {
     F16 a[4] = {J::identity(), J::identity(), J::identity(), J::identity()};
     for (int64_t c = v; c < count; c += kLanes)
