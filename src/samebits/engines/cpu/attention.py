@@ -103,11 +103,12 @@ def dense(
     a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
     wrong = _attention(
         [
-            DTYPE_CODE[q.dtype], family.portable(), batch, heads, kv_heads, q_len, kv_len, d, dv,
+            DTYPE_CODE[q.dtype], batch, heads, kv_heads, q_len, kv_len, d, dv,
             q.data_ptr(), qs[0], qs[1], qs[2], k.data_ptr(), ks[0], ks[1], ks[2],
             v.data_ptr(), vs[0], vs[1], vs[2], out.data_ptr(), *os, *log_part,
             causal, window or 0, q_start, 0 if q_starts is None else q_starts.data_ptr(),
             *mask_part, 0 if sinks is None else sinks.data_ptr(), 0, 0, 0, 0, 0, 0,
+            family.portable(),
         ],
         a, b, masked_at,
     )  # fmt: skip
@@ -182,15 +183,14 @@ def packed(
     a, b = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
     wrong = _attention(
         [
-            DTYPE_CODE[q.dtype], family.portable(), sequences.count, heads, kv_heads,
-            sequences.q_len, 0, d, dv, q.data_ptr(), 0, q.stride(1), q.stride(0),
-            k.data_ptr(), *strides(k), v.data_ptr(), *strides(v),
-            out.data_ptr(), 0, out.stride(1), out.stride(0),
+            DTYPE_CODE[q.dtype], sequences.count, heads, kv_heads, sequences.q_len, 0, d, dv,
+            q.data_ptr(), 0, q.stride(1), q.stride(0), k.data_ptr(), *strides(k),
+            v.data_ptr(), *strides(v), out.data_ptr(), 0, out.stride(1), out.stride(0),
             *((0, 0, 0, 0) if logsum is None else (logsum.data_ptr(), 0, total, 1)),
             causal, window or 0, 0, sequences.q_starts.data_ptr(),
             0, 0, 0, 0, 0, _pointer(sinks), _pointer(sequences.cu_q), _pointer(sequences.cu_k),
             _pointer(table), 0 if table is None else table.stride(0), sequences.page,
-            _pointer(sequences.kv_lens),
+            _pointer(sequences.kv_lens), family.portable(),
         ],
         a, b, 0.0,
     )  # fmt: skip

@@ -39,7 +39,7 @@ void bind_attention(nb::module_& m) {
     auto strides = [&] { Strides s; s.batch = next(); s.head = next(); s.row = next(); return s; };
     auto pointer = [&] { return static_cast<uintptr_t>(next()); };
     AttentionCall c;
-    c.dtype = static_cast<int>(next()), c.wide = next() != 0;
+    c.dtype = static_cast<int>(next());
     c.batch = next(), c.heads = next(), c.kv_heads = next();
     c.q_len = next(), c.kv_len = next(), c.d = next(), c.dv = next();
     const uintptr_t q = pointer();
@@ -57,6 +57,7 @@ void bind_attention(nb::module_& m) {
     c.cu_q = ptr<const int64_t>(pointer()), c.cu_k = ptr<const int64_t>(pointer());
     c.block_table = ptr<const int64_t>(pointer()), c.table_stride = next(), c.page = next();
     c.kv_lens = ptr<const int64_t>(pointer());
+    c.wide = next() != 0;
     c.scale = scale, c.cap = cap, c.masked_at = masked_at;
     const int64_t queries = c.batch * c.heads * c.q_len, keys = c.batch * c.kv_heads * c.kv_len;
     if (!c.cu_q) {
