@@ -158,9 +158,10 @@ def test_grids_that_a_chip_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(grids) > 20 and max(max(g[1:], default=1) for g in grids) <= 65535
 
 
-def test_rows_and_items_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_MOST", 2)
-    monkeypatch.setattr(residue, "_ROWS", 2)
+@pytest.mark.parametrize("most", ["_MOST", "_HELD"])
+def test_rows_and_items_in_portions(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    monkeypatch.setattr(gpu, most, {"_MOST": 2, "_HELD": 8 * 9}[most])  # two rows, or three
+    monkeypatch.setattr(residue, *{"_MOST": ("_ROWS", 2), "_HELD": ("_HELD", 40)}[most])
     x, w = spread(5, 40, dtype=torch.float32, octaves=3, seed=0), torch.randn(3, 40)
     compare(x, w, torch.randn(3), torch.float32)
     compare(x, w, torch.randn(5, 1), torch.float32)

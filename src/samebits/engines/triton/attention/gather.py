@@ -23,7 +23,7 @@ def gather_kernel(
     BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, step, head) copies up to KEYS rows; the first also writes an offset."""
-    sequence, step, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, step, head = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(kv_lens + sequence).to(tl.int32)
     before = 0
     for block in range(0, sequence, 128):

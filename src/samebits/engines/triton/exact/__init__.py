@@ -32,6 +32,8 @@ _MANY = 96
 _FEW_ROWS = 264
 #: Rows, or items of a batch, that a grid's second and third axes take.
 _MOST = 65535
+#: Bytes of sums in fp64 that are held at a time.
+_HELD = 1 << 31
 #: Parts of k that are joined at a time.
 _MOST_PARTS = 32
 
@@ -51,12 +53,13 @@ def product(
     if y.numel() == 0:
         return y, None
     items = x.shape[0] if x.dim() == 3 else 1
-    if max(items, m) > _MOST:
-        axis = 0 if items > _MOST else -2
-        term = None if c is None else c.expand(y.shape).split(_MOST, axis)
+    many, high = (min(_MOST, max(1, _HELD // (8 * size))) for size in (m * n, n))
+    if items > many or m > high:
+        axis, most = (0, many) if items > many else (-2, high)
+        term = None if c is None else c.expand(y.shape).split(most, axis)
         done = [
-            product(part, w.split(_MOST)[i] if axis == 0 else w, term and term[i], out_dtype)[0]
-            for i, part in enumerate(x.split(_MOST, axis))
+            product(part, w.split(most)[i] if axis == 0 else w, term and term[i], out_dtype)[0]
+            for i, part in enumerate(x.split(most, axis))
         ]
         return torch.cat(done, axis), None
     wide(x, w, c, y, m, n, k, items)
@@ -90,7 +93,7 @@ def _parts(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """What `wide_kernel` leaves of x and w, and the terms of a part."""
     few = m <= 16
-    bm, bn, bk = (16, 64, 16) if few else (32, 64, 32)
+    bm, bn, bk = (16, 64, 16) if few else (32, 64, 16)
     tiles = -(-n // bn) * -(-m // bm) * items
     words = k // 2 if x.element_size() == 2 else k
     steps = max(1, -(-words // bk))

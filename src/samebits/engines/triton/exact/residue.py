@@ -30,6 +30,8 @@ MODULI = tl.constexpr(_MODULI)
 LONGEST = 1 << 16
 #: Rows of x at a time: what a grid's second axis takes.
 _ROWS = 65535
+#: Bytes of residues of sums that are held at a time.
+_HELD = 1 << 31
 #: k is filled up with zeros to a multiple of this.
 STEP = 128
 #: Whole numbers are below 2^MOST: their quotients are found in fp32.
@@ -358,7 +360,7 @@ class Residues:
         self.losses = torch.empty((rows, _LISTED), dtype=torch.float32, device=x.device)
         launch(
             residue_kernel, (rows,), x, self.planes, *self.facts, k, self.k_padded, x.stride(0),
-            self.planes.stride(0), COUNT=len(moduli), num_warps=8,
+            self.planes.stride(0), COUNT=len(moduli), num_warps=4,
             BLOCK=min(1024, max(128, triton.next_power_of_2(k))),
         )  # fmt: skip
 
@@ -399,11 +401,11 @@ def settle_sums(
     """y = R(x @ w.T + c) from the residues of the sums."""
     (m, k), n = x.shape, w.shape[0]
     term = (0, 0) if c is None else c.expand(y.shape).stride()
-    block = min(512, max(128, triton.next_power_of_2(n)))
+    block = min(256, max(128, triton.next_power_of_2(n)))
     launch(
         sum_kernel, (-(-n // block), m), kept, x, w, c, y, *a.facts, *b.facts, m, n, k,
         x.stride(0), w.stride(0), *term,
-        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=4,
+        COUNT=len(kept), HAS_C=c is not None, BLOCK=block, num_warps=2, maxnreg=128,
     )  # fmt: skip
 
 
@@ -416,8 +418,9 @@ def by_residues(
     """
     moduli = moduli_of(x.dtype)
     b, term = Residues(w, moduli), None if c is None else c.expand(y.shape)
-    for at in range(0, len(x), _ROWS):
-        rows = slice(at, at + _ROWS)
+    most = min(_ROWS, max(1, _HELD // (len(moduli) * len(w))))
+    for at in range(0, len(x), most):
+        rows = slice(at, at + most)
         a = Residues(x[rows], moduli)
         of = None if term is None else term[rows]
         settle_sums(products(a, b, **tile), a, b, x[rows], w, of, y[rows])
