@@ -14,7 +14,10 @@ that start again without Python (`driver.recipes`), keep writing there.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -64,17 +67,42 @@ def ticket(device: torch.device, subject: Subject, expected: int, leaf: int = 0)
         leaf: keys of a leaf, for attention.
     """
     with _lock:
-        table = _tables.get(device)
-        if table is None:
-            table = _tables[device] = _Table(device)
-        key = subject, expected, leaf
-        if key not in table.known:
-            row = table.rows[min(len(table.subjects), ROWS - 1)]
-            signed = expected - (1 << 32) if expected >> 31 else expected
-            row.copy_(torch.tensor([signed, 0, leaf, 0], dtype=torch.int32))
+        table, key = _tables.get(device), (subject, expected, leaf)
+        if table is None or key not in table.known:
+            with _outside_of_captures(device):
+                if table is None:
+                    table = _tables[device] = _Table(device)
+                row = table.rows[min(len(table.subjects), ROWS - 1)]
+                signed = expected - (1 << 32) if expected >> 31 else expected
+                row.copy_(torch.tensor([signed, 0, leaf, 0], dtype=torch.int32))
             table.subjects.append(subject)
             table.known[key] = row
         return table.known[key]
+
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@contextlib.contextmanager
+def _outside_of_captures(device: torch.device) -> Iterator[None]:
+    """What the block does on `device` is done when it ends, even while a graph is captured, and is
+    no part of the graph.
+
+    A thread that captures may not wait, nor copy from the host, unless it says that it knows what
+    it does, and takes a stream that is not captured.
+    """
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    driver, mode = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # gives the one before, too
+    try:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            yield
+            stream.synchronize()
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def take(device: torch.device) -> list[tuple[Subject, int]]:

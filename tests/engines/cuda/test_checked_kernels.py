@@ -170,6 +170,37 @@ def test_another_contract_is_seen(
     assert wrong() > 0
 
 
+@hopper
+@pytest.mark.parametrize("harmed", [False, True])
+def test_a_ticket_may_be_made_while_a_graph_is_captured(
+    harmed: bool, monkeypatch: pytest.MonkeyPatch, checked: None
+) -> None:
+    tickets.check(False)
+    run = decoding(5000)
+    right = run()
+    tickets.check(True)
+    honest = decode._fold_launcher
+
+    def fold(*kernel: Any) -> Callable[..., None]:
+        def launch(grid: tuple[int, ...], *args: Any) -> None:
+            if harmed:
+                flip(args[6])
+            honest(*kernel)(grid, *args)
+
+        return launch
+
+    monkeypatch.setattr(tickets, "_tables", {})
+    monkeypatch.setattr(decode, "_fold_launcher", fold)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    assert wrong() == 0
+    for _ in range(2):
+        graph.replay()
+        assert bits.equal(out, right) != harmed
+        assert (wrong() > 0) == harmed
+
+
 def flip(x: torch.Tensor) -> None:
     x.view(torch.int32).view(-1)[5] ^= 1 << 11
 

@@ -49,3 +49,10 @@ def test_gates_of_strided_rows(dtype: torch.dtype) -> None:
         assert bits.equal(pointwise.gated(name, gate_on, up_on).cpu(), want)
         dense = pointwise.gated(name, gate_on.contiguous(), up_on.contiguous())
         assert bits.equal(dense.cpu(), want)
+
+
+def test_gates_of_more_rows_than_a_grid_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "MOST_ROWS", 2)
+    gate, up = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)).chunk(2, -1)
+    on = torch.cat((gate, up), 1).to(DEVICE).chunk(2, -1)
+    assert bits.equal(pointwise.gated("silu", *on).cpu(), ops.silu_mul(gate, up))

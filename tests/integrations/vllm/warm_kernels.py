@@ -153,7 +153,7 @@ def drawn(head: Any, dtype: torch.dtype, count: int) -> None:
     for most in (0, 1, 3):  # as the second runner has them: the drawn token, and the likeliest
         runner2.token_logprobs(logits, whole[:, None].repeat(1, 1 + most))
     ops.log_softmax(logits, -1, dtype=torch.float32)
-    for most in (1, 2, 16, 20):
+    for most in (0, 1, 2, 16, 20):
         ops.topk(logits, most)
 
 

@@ -22,6 +22,8 @@ PORTABLE_FUNCTIONS = FUNCTIONS | {
 #: A program has four warps. Eight elements a thread (16 bytes of bf16) reach the memory's speed;
 #: four, and so twice as many programs, are faster while there are fewer than `MANY` elements.
 WARPS, MANY = 4, 1 << 22
+#: Rows of one launch of a gate: the second axis of a grid holds no more.
+MOST_ROWS = 65535
 
 
 @triton.jit
@@ -88,16 +90,12 @@ def unary_kernel(x, y, n, F: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexp
 
 @triton.jit
 def gated_kernel(
-    gate, up, y, n, blocks, gate_stride, up_stride,
-    F: tl.constexpr, BLOCK: tl.constexpr, ONE_ROW: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """BLOCK columns of one row of f(gate) * up, f(gate) rounded to the type first."""
+    gate, up, y, n, gate_stride, up_stride, F: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """Program (block, row): BLOCK columns of f(gate) * up, f(gate) rounded to the type first."""
     begin(PDL)
-    block, row = tl.program_id(0).to(tl.int64), 0
-    if not ONE_ROW:
-        row = (tl.program_id(0) // blocks).to(tl.int64)
-        block -= row * blocks
-    k = block * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + row * gate_stride + k, k < n)
     u = tl.load(up + row * up_stride + k, k < n)
     t = apply(g, F).to(tl.float32) * u.to(tl.float32)
@@ -130,13 +128,23 @@ def gated(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     rows, n = gate.shape
     if gate.is_contiguous() and up.is_contiguous():
-        rows, n = 1, rows * n
+        _gated(name, gate, up, y, 1, rows * n)
+    elif rows <= MOST_ROWS:
+        _gated(name, gate, up, y, rows, n)
+    else:
+        parts = (x.split(MOST_ROWS) for x in (gate, up, y))
+        for part in zip(*parts, strict=True):
+            _gated(name, *part, len(part[0]), n)
+    return y
+
+
+def _gated(
+    name: str, gate: torch.Tensor, up: torch.Tensor, y: torch.Tensor, rows: int, n: int
+) -> None:
     block = block_for(rows * n)
     blocks = cdiv(n, block)
     pdl = overlaps(gate, rows * blocks)
     launch(
-        gated_kernel, (rows * blocks,), gate, up, y, n, blocks, gate.stride(0), up.stride(0),
-        F=name, BLOCK=block, ONE_ROW=rows == 1, PDL=pdl, num_warps=WARPS,
-        pdl=pdl,
+        gated_kernel, (blocks, rows), gate, up, y, n, gate.stride(0), up.stride(0),
+        F=name, BLOCK=block, PDL=pdl, num_warps=WARPS, pdl=pdl,
     )  # fmt: skip
-    return y
