@@ -97,7 +97,7 @@ def _outside_of_captures(device: torch.device) -> Iterator[None]:
     driver, mode = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(_RELAXED)
     driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # gives the one before, too
     try:
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             yield
             stream.synchronize()

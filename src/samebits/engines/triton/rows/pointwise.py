@@ -132,9 +132,9 @@ def gated(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     elif rows <= MOST_ROWS:
         _gated(name, gate, up, y, rows, n)
     else:
-        parts = (x.split(MOST_ROWS) for x in (gate, up, y))
-        for part in zip(*parts, strict=True):
-            _gated(name, *part, len(part[0]), n)
+        for first in range(0, rows, MOST_ROWS):
+            g, u, to = (x[first : first + MOST_ROWS] for x in (gate, up, y))
+            _gated(name, g, u, to, len(g), n)
     return y
 
 
