@@ -56,6 +56,23 @@ def test_products_are_chains(dtype: torch.dtype, m: int, n: int, k: int) -> None
     same(ops.linear(x, wide), contract.evaluate(x, wide.contiguous(), None, dtype))
 
 
+@cache
+def deep() -> tuple[torch.Tensor, ...]:
+    """x, w, and what the contract makes of them."""
+    x, w = (drawn(r, 70001, dtype=torch.float32, seed=r, wide=False) for r in (1, 3))
+    return x, w, portable_linear("fp32", "fp32").evaluate(x, w)  # type: ignore[return-value]
+
+
+def test_deep_chains_are_packed_slab_by_slab() -> None:
+    x, w, want = deep()
+    again = torch.arange(35)
+    same(ops.linear(x, w), want)
+    left, right, want = x[again * 0], w[again % 3], want[again * 0][:, again % 3]
+    same(ops.linear(left, right), want)
+    same(ops.mm(left.t().contiguous().t(), right.t().contiguous()), want)
+    same(ops.dot(x[0], w[1]), want[0, 1])
+
+
 def test_a_chain_that_underflows_keeps_its_sign() -> None:
     x, w = torch.full((5, 17), -1e-30), torch.full((20, 17), 1e-20)
     y = ops.linear(x, w)

@@ -74,7 +74,6 @@ int64_t product(GemmArgs g, bool checked) {
         if (t == lost && first == 0) continue;
         kernels.run(g, p, first + u, t / count, packed + u * p.unit_floats, scratch, check);
       }
-      scratch_buffer.release_if_large();  // the worker's own: nobody else can
     });
   }
   packed_buffer.release_if_large();

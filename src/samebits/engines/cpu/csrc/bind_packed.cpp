@@ -50,7 +50,7 @@ int64_t cost_ns(const GemmArgs& g) {
 void compute(GemmArgs g, const Range* ranges) {
   if (g.m == 0 || g.n == 0) return;
   const PackedKernels& kernels = packed_kernels();
-  if (g.m >= kernels.many && g.in_type != DType::bf16) {
+  if (g.m >= kernels.many && g.in_type != DType::bf16 && g.k <= kWholeDepth) {
     g.panels = true;
     product(g, false);
     return;

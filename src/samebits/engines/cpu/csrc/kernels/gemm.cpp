@@ -15,7 +15,8 @@ namespace {
 GemmPlan plan(const GemmArgs& g, int threads) {
   GemmPlan p{};
   p.steps = div_up(g.k, 16);
-  if (g.chain || g.panels || (g.m >= (g.pairs ? kManyRowsPairs : kManyRows) && g.k > kStripDepth)) {
+  const bool many = g.m >= (g.pairs ? kManyRowsPairs : kManyRows) && g.k > kStripDepth && g.k <= kWholeDepth;
+  if (g.chain || g.panels || many) {
     plan_strips(g, threads, p);
     return p;
   }
@@ -120,8 +121,8 @@ void row_tile_of(int rows, const float* x, const Block<W>& w, float* acc, int64_
 // ---- packing ----
 template <class T>
 void pack_x(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t chunk, float* packed) {
-  if (p.strips) return pack_tile<T>(g, p, unit, chunk, packed);
   Unit u = unit_at(g, p, unit);
+  if (p.strips) return pack_tile<T>(g, p, u, chunk, packed);
   int64_t s0 = chunk * p.chunk, steps = min_(p.chunk, p.steps - s0);
   float* base = packed + 16 * s0 * u.rows;
   Cut tiles = p.stream ? Cut{u.rows, 1} : tiles_of(u.rows);
@@ -192,6 +193,7 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   if (whole) {
     int64_t end = p.stream   ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
                   : p.across ? across(g, p, u, packed, w, n0, cols, scratch)
+                  : p.slabs  ? slabs(g, p, u, w, n0, cols, scratch)
                              : strips(g, p, u, packed, w, n0, cols, scratch);
     if (check) {
       paths[0].extend(0, end);

@@ -8,6 +8,9 @@
 
 namespace samebits {
 
+/// The deepest k of which x and w are laid out whole (gemm_strips.hpp): what a thread packs stays below 10 MiB.
+constexpr int64_t kWholeDepth = 1 << 16;
+
 /// One problem. Strides count elements and may be anything, 0 included.
 struct GemmArgs {
   const void *x, *w, *c;  // c may be null
@@ -39,6 +42,7 @@ struct GemmPlan {
   bool pack_w;
   bool across;  // short K: w turned round, vectors along n
   bool strips;  // many rows, or a chain: w in strips, vectors along n
+  bool slabs;   // a deep chain: x and w are packed by the task, a slab of k at a time
   bool stream;  // few rows and contiguous columns of w: vectors along n
 };
 

@@ -6,7 +6,7 @@
 // first lie side by side where registers allow. The register tile then is that of any product (Goto and van de Geijn,
 // 2008): vectors of w, of x a number after the other, both read in order. Lanes lie in bit-reversed order, in which the
 // fold 8-4-2-1 is a binary counter of partial sums. The tree of one chain is one lane that all of k belongs to, cut into
-// passes whose accumulators wait in memory.
+// passes whose accumulators wait in memory; where k is deep, a task packs both operands pass by pass.
 #pragma once
 #include "kernels/gemm_parts.hpp"
 #include "kernels/strip_tile.hpp"
@@ -28,8 +28,22 @@ Cut strip_tiles(int64_t rows) { return {rows, div_up(rows, kStripRows)}; }
 int64_t strip_depth(const GemmArgs& g, const GemmPlan& p) { return 16 * strip_units(g, p.steps); }
 int64_t tile_floats(const GemmArgs& g, const GemmPlan& p) { return kTileHead + kStripWidth * strip_depth(g, p); }
 
+constexpr int64_t kSlab = 16 * kPassSteps;
+constexpr int64_t kSlabTile = kTileHead + kStripWidth * kSlab;
+
+void plan_slabs(const GemmArgs& g, GemmPlan& p) {
+  p.slabs = true;
+  p.row_units = div_up(g.m, 4 * kStripRows);
+  p.unit_rows = div_up(g.m, p.row_units);
+  p.cols = kStripCols;
+  p.col_blocks = div_up(g.n, p.cols);
+  p.together = strip_tiles(p.unit_rows).parts;
+  p.scratch_floats = p.together * (kTileFloats + kSlabTile) + kSlab * p.cols;
+}
+
 void plan_strips(const GemmArgs& g, int threads, GemmPlan& p) {
   p.strips = true;
+  if (g.chain && g.k > kWholeDepth) return plan_slabs(g, p);
   const int64_t depth = max_(1, strip_depth(g, p)), all = div_up(g.n, kStripCols);
   // Enough tasks for all threads, unless a strip would be packed for few rows.
   const int64_t tasks = threads > 1 ? 4 * threads : 1;
@@ -67,8 +81,7 @@ struct Slots {
 };
 
 template <class T>
-void pack_tile(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t tile, float* packed) {
-  const Unit u = unit_at(g, p, unit);
+void pack_tile(const GemmArgs& g, const GemmPlan& p, const Unit& u, int64_t tile, float* packed) {
   const Cut tiles = strip_tiles(u.rows);
   if (tile >= tiles.parts) return;
   const int64_t r0 = tiles.at(tile), units = strip_units(g, p.steps);
@@ -143,9 +156,9 @@ struct Strip {
   int64_t n0, cols;
 };
 
-// Tiles t0 to t1 of x by a strip. Returns where k ended.
+// Tiles t0 to t1 of x by a strip, from sums that an earlier slab left, and to the end. Returns where k ended.
 int64_t tiles_by_strip(const GemmArgs& g, const GemmPlan& p, const Unit& u, const float* packed, const Strip& strip,
-                       int64_t t0, int64_t t1, float* scratch) {
+                       int64_t t0, int64_t t1, float* scratch, bool earlier = false, bool last = true) {
   const int64_t units = strip_units(g, p.steps), depth = 16 * units, panels = div_up(strip.cols, 16);
   const int64_t held_floats = levels(g) * kTileFloats;
   const int64_t lanes = g.chain ? 1 : kStripLanes;
@@ -153,7 +166,7 @@ int64_t tiles_by_strip(const GemmArgs& g, const GemmPlan& p, const Unit& u, cons
   const int64_t passes = g.chain ? max_(1, div_up(all, in_pass)) : kLanePasses;
   const Cut tiles = strip_tiles(u.rows);
   // Results go where nobody has read: ask for the lines early, or the sums' stores wait behind theirs.
-  for (int64_t r = tiles.at(t0); r < tiles.at(t1); ++r) prefetch_out(g, u.batch, u.row0 + r, strip.n0, strip.cols);
+  for (int64_t r = tiles.at(t0); last && r < tiles.at(t1); ++r) prefetch_out(g, u.batch, u.row0 + r, strip.n0, strip.cols);
   for (int64_t pass = 0; pass < passes; ++pass)
     for (int64_t t = t0; t < t1; ++t) {
       const int64_t at = pass * in_pass, rows = tiles.at(t + 1) - tiles.at(t);
@@ -165,10 +178,10 @@ int64_t tiles_by_strip(const GemmArgs& g, const GemmPlan& p, const Unit& u, cons
       const int level = g.chain ? 0 : __builtin_ctz(~static_cast<unsigned>(pass));
       run_strip(g, {static_cast<int>(rows), static_cast<int>(panels), x + at * kStripWidth,
                     strip.words + at * 16 * panels, min_(in_pass, all - at) / lanes, g.pairs && p.steps % 2,
-                    g.chain && pass ? held : nullptr, held, level},
+                    g.chain && (pass || earlier) ? held : nullptr, held, level},
                 range, strip.range);
     }
-  for (int64_t t = t0; t < t1; ++t) {
+  for (int64_t t = t0; last && t < t1; ++t) {
     const float* sum = scratch + (t - t0 + 1) * held_floats - kTileFloats;
     for (int64_t r = tiles.at(t); r < tiles.at(t + 1); ++r)
       for (int64_t c = 0; c < panels; ++c, sum += 16)
@@ -176,6 +189,25 @@ int64_t tiles_by_strip(const GemmArgs& g, const GemmPlan& p, const Unit& u, cons
                static_cast<int>(min_(16, strip.cols - 16 * c)));
   }
   return min_(g.k, g.chain ? passes * in_pass : 16 * p.steps);
+}
+
+// A deep chain, slab by slab. Returns where k ended.
+template <class T>
+int64_t slabs(const GemmArgs& g, const GemmPlan& p, const Unit& u, const T* w, int64_t n0, int64_t cols,
+              float* scratch) {
+  GemmArgs part = g;
+  GemmPlan plan = p;
+  const int64_t tiles = strip_tiles(u.rows).parts;
+  float *x = scratch + p.together * kTileFloats, *words = x + p.together * kSlabTile;
+  for (int64_t k = 0; k < g.k; k += kSlab) {
+    part.k = min_(kSlab, g.k - k);
+    part.x = static_cast<const T*>(g.x) + k * g.x_col;
+    plan.steps = div_up(part.k, 16);
+    for (int64_t t = 0; t < tiles; ++t) pack_tile<T>(part, plan, u, t, x);
+    const Range range = pack_strip(part, w + k * g.w_col, cols, plan.steps, words);
+    tiles_by_strip(part, plan, u, x, {words, range, n0, cols}, 0, tiles, scratch, k > 0, k + part.k == g.k);
+  }
+  return g.k;
 }
 
 // Returns where k ended.
