@@ -49,6 +49,13 @@ def peer_memory() -> bool:
     return value == "1"
 
 
+def blocking_wait() -> bool:
+    """torch's ``TORCH_NCCL_BLOCKING_WAIT``: whether the host waits for messages of NCCL."""
+    name = "NCCL_BLOCKING_WAIT"
+    value = os.environ.get(f"TORCH_{name}", os.environ.get(name, "0"))
+    return value.strip().lower() in ("1", "t", "true", "y", "yes")
+
+
 def receipts_path() -> str | None:
     """``SAMEBITS_RECEIPTS``: the file of receipts, where the switch is on from the start."""
     return os.environ.get("SAMEBITS_RECEIPTS") or None

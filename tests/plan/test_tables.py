@@ -8,9 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from samebits.contract import ContractKey
+from samebits.engines.schedule import BUCKETS
+from samebits.engines.triton.linear.schedule import SHARED, GemmSchedule
 from samebits.plan import document, planner, tables
 from samebits.plan import stack as stacks
 from samebits.plan.builder import build, keys_of
+from samebits.plan.families import default_at
 from samebits.plan.planner import row_for
 
 ROOT = Path(str(tables.ROOT))
@@ -80,3 +83,18 @@ def test_a_plan_that_is_built_elsewhere_has_neither_the_times_nor_the_vendor_s_a
     driver = replace(table.stack, driver="999.9")
     monkeypatch.setattr(stacks, "here", lambda device: driver)
     assert build([(6144, 4096)], device="sm_90").entries[0] in table.entries
+
+
+def test_a_rank_s_part_of_few_rows_has_a_block_a_leaf() -> None:
+    """By default, as by the table; and two of them fit on a processor."""
+    entries = {entry.key: entry for entry in tables.committed("sm_90").entries}
+    parts = [
+        key for key in keys_of("qwen3-8b", device="sm_90", tp=[1, 2])
+        if key.op == "linear" and key.tree in ("balanced(4)", "balanced(8)")
+    ]  # fmt: skip
+    assert len(parts) == 4
+    for key in parts:
+        for bucket in range(BUCKETS.index(32) + 1):
+            for s in (default_at(key, bucket), entries[key].choices[bucket].schedule):
+                assert isinstance(s, GemmSchedule) and s.split
+                assert 2 * s.stages * (s.block_m + s.block_n) * s.block_k * 2 <= SHARED

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from samebits import ops, plan
 from samebits.errors import RankError, SamebitsError, ShapeError
-from samebits.ops.parallel.ranks import decides_bits, disagreement, hear
+from samebits.ops.parallel.ranks import Ranks, decides_bits, disagreement, hear
 
 #: Seconds that a rank waits for one that will not come, for one that is only slow, and the test
 #: for its children.
@@ -261,6 +261,24 @@ def test_a_rank_that_does_not_answer(tmp_path: Path) -> None:
 def test_a_rank_that_raises(tmp_path: Path) -> None:
     found = errors(tmp_path, "raises")
     assert found[1] == "this rank's own" and "RankError: rank 0 of 2" in str(found[0])
+
+
+def test_messages_that_the_host_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch is told to: it does so only for calls that give back what to wait for."""
+    waited = []
+
+    class Work:
+        def wait(self) -> None:
+            waited.append(True)
+            raise RuntimeError("timed out in blocking wait")
+
+    ranks = Ranks(dist.ProcessGroup(0, 2), 2, 0, "", 1.0)
+    ranks.talk(lambda late: Work() if late else None)  # type: ignore[arg-type,return-value]
+    assert not waited
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    with pytest.raises(RankError, match=r"rank 0 of 2: the exchange.*timed out in blocking"):
+        ranks.talk(lambda late: Work() if late else None)  # type: ignore[arg-type,return-value]
+    assert waited
 
 
 def test_a_group_that_agreed_can_be_freed() -> None:

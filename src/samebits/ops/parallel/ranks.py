@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from samebits import plan
+from samebits import plan, settings
 from samebits.errors import RankError
 from samebits.plan import planner
 
@@ -57,7 +57,7 @@ class Ranks:
         everyone = x.new_empty((self.size, *x.shape))
         if x.numel():
             sent, got = _bytes(x), _bytes(everyone)
-            self.talk(lambda: _all_gather(got, sent, group=self.group))
+            self.talk(lambda late: _all_gather(got, sent, group=self.group, async_op=late))
         return everyone
 
     def exchange(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,9 @@ class Ranks:
         mine = torch.empty_like(x)
         if x.numel():
             sent, got = _bytes(x), _bytes(mine)
-            self.talk(lambda: dist.all_to_all_single(got, sent, group=self.group))
+            self.talk(
+                lambda late: dist.all_to_all_single(got, sent, group=self.group, async_op=late)
+            )
         return mine
 
     def unite(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +81,7 @@ class Ranks:
         if words.numel() % 4 == 0 and words.storage_offset() % 4 == 0:
             words = words.view(torch.int32)
         if x.numel():
-            self.talk(lambda: dist.all_reduce(words, group=self.group))
+            self.talk(lambda late: dist.all_reduce(words, group=self.group, async_op=late))
         return x
 
     def hear(self, said: T) -> list[T]:
@@ -90,14 +92,20 @@ class Ranks:
         """
         return hear(self.group, said, self.timeout)
 
-    def talk(self, work: Callable[[], T]) -> T:
-        """`work`, whose failure is told as what it is.
+    def talk(self, message: Callable[[bool], dist.Work | None]) -> None:
+        """Sends and gets a message; a failure is told as what it is.
+
+        Args:
+            message: the call, by the value of its `async_op`: whether it gives back what is waited
+                for. Calls that do not, do not wait for NCCL where torch was told that they should.
 
         Raises:
             RankError: another rank failed, left, or did not answer before the group's timeout.
         """
         try:
-            return work()
+            work = message(settings.blocking_wait())
+            if work is not None:
+                work.wait()
         except RuntimeError as error:
             raise RankError(
                 f"rank {self.index} of {self.size}: the exchange with the other ranks failed, "

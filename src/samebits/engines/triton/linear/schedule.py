@@ -119,7 +119,8 @@ def default(key: ScheduleKey, bucket: int) -> GemmSchedule:
     """A decent schedule for a bucket of rows: a pure function of the weight's shape and dtype.
 
     Few rows: the time is that of reading the weight, so the smallest tiles that make one wave, with
-    a CTA for every leaf if that fits too. Many rows: the tile whose waves take the least time.
+    a CTA for every leaf if that fits too, or if the tiles alone leave processors idle. Many rows:
+    the tile whose waves take the least time.
 
     Args:
         key: the key of the weight.
@@ -136,6 +137,9 @@ def default(key: ScheduleKey, bucket: int) -> GemmSchedule:
         for s in small:
             if _tiles(s, m, n) * parts <= PROCESSORS:
                 return replace(s, block_k=s.block_k * 2 // size, split=parts > 1)
+        if parts > 1 and m <= small[-1].block_m <= 32 and _tiles(small[-1], m, n) <= PROCESSORS:
+            # Two on a processor: leaves are too short for a walk through all of them to pay.
+            return replace(small[-1], block_k=128 * 2 // size, stages=4, split=True)
     if m <= small[-1].block_m:
         s = small[-1]
     else:
@@ -206,15 +210,11 @@ _TILES: tuple[tuple[int, int, int, int, int, int, int, tuple[str, ...]], ...] = 
     (1, 16, 16, 64, 64, 4, 8, ("swap",)),
     (1, 16, 16, 32, 256, 4, 6, ("",)),
     (1, 16, 16, 64, 128, 4, 4, ("swap leaf",)),
-    (1, 16, 16, 128, 128, 4, 4, ("swap leaf", "swap tma leaf")),
-    (1, 16, 16, 128, 64, 8, 8, ("swap leaf",)),
     (17, 64, 16, 64, 128, 4, 6, ("swap tma",)),
     (17, 64, 32, 64, 256, 4, 3, ("swap",)),
     (17, 128, 32, 64, 128, 4, 5, ("swap", "swap tma")),
     (17, 128, 32, 64, 128, 4, 4, ("swap",)),
-    (17, 32, 32, 128, 128, 8, 4, ("swap leaf", "swap tma leaf")),
-    (33, 64, 64, 64, 64, 4, 6, ("swap leaf", "swap tma leaf")),
-    (33, 64, 64, 128, 64, 8, 6, ("swap leaf", "swap tma leaf")),
+    (33, 64, 64, 64, 64, 4, 6, ("swap tma leaf",)),
     (33, 256, 64, 64, 128, 4, 4, ("swap", "swap tma")),
     (65, 256, 64, 64, 128, 4, 3, ("swap tma",)),
     (65, 1024, 64, 128, 64, 4, 5, ("swap tma",)),
