@@ -19,6 +19,8 @@ import torch
 
 #: Whether Triton kernels run in the interpreter: where no GPU is visible.
 INTERPRETED = not torch.cuda.is_available()
+#: 1 / x of fp32; a chip's may be off by one unit.
+RECIPROCAL: Any = np.reciprocal
 
 
 def install() -> None:
@@ -145,8 +147,13 @@ def chips_nan(x: torch.Tensor) -> torch.Tensor:
 def _create_inline_asm(
     self: Any, asm: str, constraints: str, values: Any, kind: Any, pure: bool, pack: int
 ) -> Any:
-    """The one piece of assembly that kernels have: `functions.opaque`, which moves a register."""
-    assert (asm, constraints, len(values)) == ("mov.b32 $0, $1;", "=r,r", 1)
+    """The assembly that kernels have: `functions.opaque`, which moves a register, and
+    `functions.reciprocal`, here by `RECIPROCAL`."""
+    assert (constraints, len(values)) == ("=r,r", 1), (asm, constraints)
+    if asm == "rcp.approx.ftz.f32 $0, $1;":
+        x = values[0]
+        return SimpleNamespace(get_result=lambda _: type(x)(RECIPROCAL(x.data), x.dtype.scalar))
+    assert asm == "mov.b32 $0, $1;", asm
     return SimpleNamespace(get_result=values.__getitem__)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import interpreter
 from interpreter import INTERPRETED, chips_nan
 from samebits import bits, ops
 from samebits.contract import activations
@@ -34,6 +35,21 @@ def test_every_argument(name: str, dtype: torch.dtype) -> None:
     with np.errstate(all="ignore"):
         want = torch.from_numpy(getattr(activations, name)(x.float().numpy())).to(dtype)
     assert bits.equal(pointwise.unary(name, x.to(DEVICE)).cpu(), chips_nan(want))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a chip has one reciprocal")
+@pytest.mark.parametrize("toward", [-np.inf, np.inf])
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
+def test_the_last_bit_of_a_reciprocal_does_not_matter(
+    name: str, toward: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(x: np.ndarray) -> np.ndarray:
+        return np.nextafter(np.reciprocal(x), np.float32(toward))
+
+    x = arguments(torch.bfloat16)
+    want = pointwise.unary(name, x)
+    monkeypatch.setattr(interpreter, "RECIPROCAL", other)
+    assert bits.equal(pointwise.unary(name, x), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -49,6 +49,14 @@ def opaque(x):
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x in fp32 by one instruction, for 2^-126 <= x < 2^126; off by one unit at most."""
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def at_least(x, low):
     """The larger of `x` and `low`; a NaN stays."""
     return tl.maximum(x, low, propagate_nan=_ALL)

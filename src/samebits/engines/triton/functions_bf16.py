@@ -18,6 +18,7 @@ from samebits.engines.triton.functions import (
     chips_nan,
     clamp,
     power_of_two,
+    reciprocal,
 )
 
 _HALF_LOG2E = tl.constexpr(0.7213475108146667)
@@ -40,12 +41,12 @@ _SQUARE_LOW = tl.constexpr(-9.629815167500055e-09)
 def _logistic(t):
     """2^t / (2^t + 2^-t), with few bits lost down to 2^-149; t is clamped to [-80, 80].
 
-    The quotient is corrected once, so that it does not depend on how the chip divides.
+    The quotient is corrected once, so that it does not depend on the reciprocal's last bit.
     """
     t = clamp(t, -80.0, 80.0)
     above = tl.exp2(t)
     total = above + tl.exp2(-t)
-    inverse = 1.0 / total
+    inverse = reciprocal(total)
     quotient = above * inverse
     return tl.fma(tl.fma(-quotient, total, above), inverse, quotient)
 
