@@ -26,16 +26,6 @@ app = typer.Typer(
 bench_app = typer.Typer(
     help="Costs against stock PyTorch, measured in turns.", no_args_is_help=True
 )
-app.add_typer(bench_app, name="bench")
-app.add_typer(cli_plan.app, name="plan")
-app.add_typer(cli_receipts.app, name="receipts")
-app.command("audit")(cli_replay.audit)
-app.command("explain")(cli_explain.explain)
-app.command("replay")(cli_replay.replay)
-app.command("reveal")(cli_reveal.reveal)
-app.command("status")(cli_status.status)
-app.command("record")(cli_compare.record)
-app.command("compare")(cli_compare.compare)
 
 
 def _version(wanted: bool) -> None:
@@ -56,7 +46,6 @@ def options(
     """Same request, same bits, whatever else is in the batch."""
 
 
-@app.command()
 def check(
     target: Annotated[
         str, typer.Argument(help="tiny, smollm2, minilm, ops, or module:function (model, factory)")
@@ -260,18 +249,16 @@ def bench_guard(
         raise typer.Exit(2) from None
 
 
-@app.command()
 def env() -> None:
     """Versions, processor, and what the switch covers here."""
     import samebits
     from samebits.check.environment import environment
 
     for key, value in environment().items():
-        print(f"{key:<10} {value}")
+        print(f"{key:<12} {value}")
     print(samebits.status())
 
 
-@app.command()
 def contract(
     op: Annotated[str, typer.Argument(help="linear, attention, softmax, sum, rms_norm, ...")],
     n: Annotated[int | None, typer.Option(help="output features")] = None,
@@ -296,10 +283,6 @@ def contract(
         raise typer.Exit(2) from None
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
 def run(context: typer.Context) -> None:
     """Run COMMAND with the switch on: samebits run -- python script.py"""
     from samebits import launch
@@ -312,6 +295,26 @@ def run(context: typer.Context) -> None:
     except OSError as error:
         typer.echo(f"samebits run: {context.args[0]}: {error.strerror}", err=True)
         raise typer.Exit(2) from None
+
+
+# In the order of the help: the product first, then what records and servers need.
+app.command()(check)
+app.command()(cli_explain.explain)
+app.command()(cli_reveal.reveal)
+app.command()(contract)
+app.command()(env)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(run)
+app.command()(cli_compare.record)
+app.command()(cli_compare.compare)
+app.command()(cli_replay.replay)
+app.command()(cli_replay.audit)
+app.command()(cli_status.status)
+app.add_typer(cli_receipts.app, name="receipts")
+app.add_typer(cli_plan.app, name="plan")
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

@@ -57,7 +57,8 @@ def verify(
         for note in found.notes:
             typer.echo(f"note: {note}")
         lost = f", {found.lost} could not be written at the time" if found.lost else ""
-        state = "whole" if found.whole else f"NOT whole, {len(found.faults)} faults"
+        faults = "1 fault" if len(found.faults) == 1 else f"{len(found.faults)} faults"
+        state = "whole" if found.whole else f"NOT whole, {faults}"
         typer.echo(f"{found.records} records{lost}; the chain is {state}; head {found.head}")
     raise typer.Exit(0 if found.whole else 1)
 

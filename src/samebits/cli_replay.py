@@ -76,8 +76,9 @@ def audit(
     broken_chain: Broken = False,
     json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
-    """Compute random elements of a recorded request again, on this CPU, with the contract's
-    arithmetic: a GPU's work is checked bit for bit without a GPU.
+    """Compute random elements of a recorded request again on this CPU, and compare bit for bit.
+
+    Whatever device computed them: the contract says what it does, so no GPU is needed.
 
     Exit status: 0 all bits are the contract's, 1 not, 2 could not be computed.
     """
@@ -111,7 +112,7 @@ def _receipt(source: Database | Lines, which: str, broken_chain: bool) -> Receip
     receipt = receipt_of(find(source, which))
     faults = links(source).faults
     if faults:
-        rest = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+        rest = f" ({len(faults)} faults)" if len(faults) > 1 else ""
         text = f"{source.path}: the chain is not whole: {faults[0].text}{rest}"
         if not broken_chain:
             raise ReceiptError(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from typing import IO, Any, cast
+
 from rich.console import Console
 
 #: Wider than any line: nothing is wrapped, cut or left out.
@@ -12,9 +16,23 @@ def open_console(*, stderr: bool = False) -> Console:
     """A console for standard output, or for standard error.
 
     At a terminal lines are wrapped to its width. Elsewhere each row of a table is one line, however
-    long, so that ``grep`` and files get all columns.
+    long and without blanks at its end, so that ``grep`` and files get all columns.
     """
     console = Console(stderr=stderr)
-    if not console.is_terminal:
-        console.width = _UNBOUNDED
-    return console
+    if console.is_terminal:
+        return console
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=cast("IO[str]", _Trimmed(stream)), width=_UNBOUNDED)
+
+
+class _Trimmed:
+    """A text stream whose lines lose the blanks that fill them up."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

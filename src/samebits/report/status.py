@@ -73,14 +73,15 @@ def table(before: Reading | None, now: Reading) -> Group:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("")
     shown.add_column("now", justify="right")
-    shown.add_column("a second", justify="right")
+    if before is not None:
+        shown.add_column("a second", justify="right")
     for name, value in now.values.items():
-        rate = ""
+        rates = []
         if before is not None and "_total" in name:
             grown = value - before.values.get(name, 0.0)
-            rate = f"{grown / max(now.time - before.time, 1e-9):,.1f}"
+            rates = [f"{grown / max(now.time - before.time, 1e-9):,.1f}"]
         label = name.removeprefix("samebits_").replace("_total", "").replace("_", " ", 3)
-        shown.add_row(label, f"{value:,.3f}".rstrip("0").rstrip("."), rate)
+        shown.add_row(label, f"{value:,.3f}".rstrip("0").rstrip("."), *rates)
     past = before.sums if before is not None else {}
     ringing = [alarm for alarm in ALARMS if alarm.rings(past, now.sums)]
     lines = [

@@ -187,8 +187,9 @@ class _Check:
         if n <= before:
             self._fault("reordered", n, f"record {n} stands behind record {before}")
         else:
-            missing = str(before + 1) if n == before + 2 else f"{before + 1} to {n - 1}"
-            self._fault("missing", before + 1, f"missing: {missing}")
+            one = f"record {before + 1} is missing"
+            several = f"records {before + 1} to {n - 1} are missing"
+            self._fault("missing", before + 1, one if n == before + 2 else several)
 
     def _describe(self) -> None:
         """Says of each broken link whether its record changed places with another or was altered.
@@ -222,7 +223,7 @@ class _Check:
         elif head.sequence > last.sequence:
             self._fault(
                 "truncated", last.sequence,
-                f"truncated: the last record is {last.sequence}, and the head says {head.sequence}",
+                f"the last record is {last.sequence}, and the head says {head.sequence}",
             )  # fmt: skip
         elif (head.sequence, head.hash) != (last.sequence, last.hash):
             self._fault("head", last.sequence, f"the head is {head}, and the records end in {last}")
@@ -234,7 +235,7 @@ class _Check:
         if self.key is None:
             self.notes.append(f"the head is signed with key {wanted}; not checked without --key")
         elif self.key.name != wanted:
-            self._fault("key", 0, f"key: the file was signed with {wanted}, not {self.key.name}")
+            self._fault("key", 0, f"the file was signed with {wanted}, not {self.key.name}")
         elif not self.key.signed(
             self.source.header.ledger, head.sequence, bytes.fromhex(head.hash), head.signature
         ):
@@ -247,7 +248,7 @@ class _Check:
             elif n is not None and n > last.sequence:
                 self._fault(
                     "truncated", last.sequence,
-                    f"truncated: a head of {n} records is known, and the last is {last.sequence}",
+                    f"a head of {n} records is known, and the last is {last.sequence}",
                 )  # fmt: skip
             elif n is not None and self.at.get(n) != hash:
                 found = self.at.get(n)

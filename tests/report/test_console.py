@@ -1,0 +1,49 @@
+"""What a pipe gets, and what a terminal gets."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from rich.table import Table
+
+from samebits.report.console import open_console
+
+
+def wide() -> Table:
+    table = Table(box=None)
+    for _ in range(3):
+        table.add_column("x" * 90)
+    table.add_row("a" * 90, "b", "")
+    return table
+
+
+@pytest.fixture(autouse=True)
+def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_pipe_gets_whole_lines_without_blanks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, name, io.StringIO())
+    open_console(stderr=name == "stderr").print(wide())
+    lines = getattr(sys, name).getvalue().splitlines()
+    assert lines[0].split() == ["x" * 90] * 3 and lines[1].split() == ["a" * 90, "b"]
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_terminal_gets_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    open_console().print("a " * 100)
+    lines = sys.stdout.getvalue().splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 60
