@@ -303,6 +303,6 @@ def test_schedules_fit_and_defaults_are_pure() -> None:
                 assert 2 * (s.block_m * d + s.stages * 64 * (d + dv)) <= 227 << 10
     assert WHOLE.splits(1, 8) == 1
     assert SPLIT.splits(4, 8) == 8
-    assert AttentionSchedule(block_m=16, programs=264).splits(64, 16) == 5
+    assert AttentionSchedule(block_m=16, programs=264).splits(64, 16) == 4
     alone = AttentionSchedule(block_m=16, stages=4, span=2)
     assert (alone.pipeline(132), alone.pipeline(133)) == ((2, 3), (1, 4))

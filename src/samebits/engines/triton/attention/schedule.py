@@ -26,8 +26,8 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
 
     Attributes:
         block_m: rows (positions times query heads of a KV head) in a tile, a power of two from 16.
-        programs: programs to aim for. Where tiles are fewer, several share the leaves of a tile
-            and write them to a workspace for a second kernel; else one folds them as they come.
+        programs: at most, where several share the leaves of a tile: they write them to a workspace
+            for a second kernel. One program folds its tile's leaves as they come.
         warps, stages: warps of a program of the first kernel, and steps of 64 keys in flight.
         spread: decoding with so few leaves that they would leave most of the chip idle spreads
             each over several processors (`latency`), `values` columns a program.
@@ -77,8 +77,9 @@ class AttentionSchedule(Schedule, tag="triton.attention", frozen=True, kw_only=T
         return self.spread and group <= self.block_m and leaves <= PROCESSORS // 4
 
     def splits(self, tiles: int, leaves: int) -> int:
-        """Programs that share the leaves of each of `tiles` tiles."""
-        return max(1, min(-(-self.programs // tiles), leaves))
+        """Programs that share the leaves of each of `tiles` tiles: no more than run at a time, for
+        the last ones would run alone."""
+        return max(1, min(self.programs // tiles, leaves))
 
 
 def default(key: ScheduleKey, bucket: int) -> AttentionSchedule:
