@@ -136,8 +136,12 @@ def _attend(
     m = x.masked_fill(~seen | x.isnan(), -torch.inf).amax(-1, keepdim=True) + 0.0
     e = exp(x - m).masked_fill(~seen, 0.0)
     wide = v.to(torch.float32)
-    o = product(e, wide.masked_fill(~wide.isfinite(), 0.0).mT, None, torch.float32)
-    o = _with_specials(o, e, wide, seen)
+    # `isfinite` of every value takes torch more time than the product.
+    if not v.numel() or bool(v.abs().amax().isfinite()):
+        o = product(e, wide.mT, None, torch.float32)
+    else:
+        o = product(e, wide.masked_fill(~wide.isfinite(), 0.0).mT, None, torch.float32)
+        o = _with_specials(o, e, wide, seen)
     y = o / rows(e, torch.float32).unsqueeze(-1)
     return canonical(y.masked_fill(~seen.any(-1, keepdim=True), 0.0), q.dtype)
 
@@ -148,12 +152,9 @@ def _with_specials(
     """Inf and NaN of the values that a row sees; those of the others take no part."""
 
     def any_of(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        # Item by item: [R, S, 1] and [1, S, Dv].
-        pairs = zip(rows.unbind(), values.unbind(), strict=True)
-        return torch.stack([(r.unsqueeze(-1) & v.unsqueeze(0)).any(1) for r, v in pairs])
+        count = product(rows.to(torch.float32), values.to(torch.float32).mT, None, torch.float32)
+        return count > 0
 
-    if bool(v.isfinite().all()):
-        return o
     up = any_of(seen & (e > 0), v == torch.inf)
     down = any_of(seen & (e > 0), v == -torch.inf)
     nan = any_of(seen, v.isnan()) | any_of(seen & (e == 0), v.isinf()) | (up & down)
