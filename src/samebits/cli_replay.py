@@ -11,7 +11,7 @@ from samebits.cli_receipts import File, errors
 
 if TYPE_CHECKING:
     from samebits.guard.receipts.reading import Database, Lines
-    from samebits.guard.receipts.record import Receipt
+    from samebits.guard.receipts.record import Identity, Receipt
 
 Which = Annotated[
     str, typer.Argument(metavar="[WHICH]", help="number of a record or name of a request")
@@ -48,6 +48,7 @@ def replay(
         source = open_ledger(file)
         receipt = _receipt(source, which, broken_chain)
         identity = identity_of(source, receipt)
+        _need(identity)
         chosen: dict[str, Any] = {"company": company, "seed": seed, "allow": allow or ()}
         if identity.engine == "vllm":
             from samebits.integrations.vllm import replaying as engine
@@ -97,6 +98,21 @@ def audit(
         source.close()
     typer.echo(msgspec.json.encode(found).decode() if json else f"{receipt.request}: {found}")
     raise typer.Exit(0 if found.good else 1)
+
+
+def _need(identity: Identity) -> None:
+    """Raises where the engine that has to serve the request again is not installed."""
+    import importlib.util
+
+    from samebits.errors import ReceiptError
+
+    engine = "vllm" if identity.engine == "vllm" else "transformers"
+    if importlib.util.find_spec(engine) is None:
+        version = identity.libraries.get(engine, "")
+        raise ReceiptError(
+            f"{' '.join(filter(None, (engine, version)))} is not installed here, and has to serve "
+            "the request again; `samebits audit` needs no engine"
+        )
 
 
 def _receipt(source: Database | Lines, which: str, broken_chain: bool) -> Receipt:

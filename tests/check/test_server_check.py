@@ -141,6 +141,8 @@ def test_options_that_a_server_does_not_take_are_named() -> None:
 def test_what_is_no_such_server_is_said() -> None:
     with serving(paths=()) as url, pytest.raises(ServerError, match="404"):
         check_server(url)
+    with pytest.raises(ServerError, match="starts with http"):
+        check_server("localhost:8000")
     with pytest.raises(ServerError, match="does not answer"):
         check_server("http://127.0.0.1:9")
 

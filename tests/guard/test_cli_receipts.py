@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sqlite3
 from pathlib import Path
@@ -84,6 +85,12 @@ def test_numbers_that_there_are(ledger: Path, tmp_path: Path) -> None:
     Recorder(tmp_path / "empty.sqlite").close()
     done = run(cli.app, ["receipts", "show", str(tmp_path / "empty.sqlite"), "last"])
     assert done.exit_code == 2 and "holds no record yet" in done.stderr
+
+
+def test_an_engine_that_is_not_installed(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = run(cli.app, ["replay", str(ledger), "3"])
+    assert done.exit_code == 2 and "transformers is not installed here" in done.stderr
 
 
 def test_head_of_an_empty_ledger(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ class Client:
     """Sends requests to one model of one server."""
 
     def __init__(self, url: str, model: str | None = None, timeout: float = 600.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ServerError(f"{url}: give an address that starts with http:// or https://")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout = timeout
         self.model = model or self._first_model()

@@ -245,7 +245,8 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
         BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         TimeRemainingColumn(), TextColumn("{task.description}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)
 
         def tell(step: Step) -> None:

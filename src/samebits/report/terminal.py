@@ -31,7 +31,8 @@ def progress(console: Console, target: str) -> Iterator[Callable[[Step], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("loading", target=target, total=None)
 
         def tell(step: Step) -> None:
