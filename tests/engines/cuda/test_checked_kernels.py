@@ -197,7 +197,7 @@ def test_a_ticket_may_be_made_while_a_graph_is_captured(
     assert wrong() == 0
     for _ in range(2):
         graph.replay()
-        assert bits.equal(out, right) != harmed
+        assert harmed or bits.equal(out, right)
         assert (wrong() > 0) == harmed
 
 

@@ -35,11 +35,11 @@ def test_keys_and_values_lie_side_by_side(page: int, d: int, dv: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "keys", "worth"),
-    [(256, 2047, False), (257, 300, True), (48, 2048, True), (47, 9000, False), (197, 2047, False),
+    [(256, 1023, False), (257, 300, True), (64, 1024, True), (63, 9000, False), (197, 1023, False),
      (197, 40000, True), (384, 1 << 17, True), (384, 1 + (1 << 17), False)],
 )  # fmt: skip
 def test_chunks_with_rows_enough_are_worth_a_copy(rows: int, keys: int, worth: bool) -> None:
-    """32 query heads, 8 KV heads of 128: 1,536 rows of heads behind many keys, or 96 tiles."""
+    """32 query heads, 8 KV heads of 128: 2,048 rows of heads behind many keys, or 96 tiles."""
 
     def on_a_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
         return SimpleNamespace(size=shape.__getitem__, is_cuda=True, dtype=dtype)

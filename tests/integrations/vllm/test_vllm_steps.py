@@ -70,6 +70,22 @@ def test_the_first_runner_runs_again_without_its_graph(context: Any) -> None:
     assert context.cudagraph_runtime_mode is Mode.FULL
 
 
+def test_rows_that_a_graph_has_too_many_do_not_count(context: Any) -> None:
+    """What lies behind a batch's rows is another thing in every run."""
+    kernel = Kernel(context, 1)
+
+    def run(*_: Any) -> torch.Tensor:
+        result = kernel.run()
+        return torch.cat((result, torch.full((2,), 10.0 + len(kernel.modes))))
+
+    context.attn_metadata = {"layer": SimpleNamespace(real=3)}
+    assert steps._first_runner(run)(object()).tolist() == [1, 1, 1, 13, 13]
+    kernel = Kernel(context, 1)
+    context.attn_metadata = {"layer": SimpleNamespace()}
+    with pytest.raises(GuardError, match="not known"):
+        steps._first_runner(run)(object())
+
+
 @pytest.mark.parametrize("wrap", [steps._first_runner, steps._replayed, steps._stepped])
 def test_nothing_runs_twice_where_nothing_is_wrong(context: Any, wrap: Any) -> None:
     kernel = Kernel(context, 0)

@@ -46,14 +46,16 @@ class GpuMetadata:
     """What all layers of a step share.
 
     Attributes:
-        tokens: rows of the batch that are no padding.
+        tokens: rows of the batch; where a graph is replayed, with those that it has too many.
         parts: one, or the requests that decode and then the others.
         causal: rows see nothing behind them.
+        real: rows of requests, the first ones.
     """
 
     tokens: int
     parts: list[Part]
     causal: bool
+    real: int | None = None
 
 
 class GpuMetadataBuilder(AttentionMetadataBuilder[GpuMetadata]):
@@ -72,7 +74,8 @@ class GpuMetadataBuilder(AttentionMetadataBuilder[GpuMetadata]):
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> GpuMetadata:
         common = common_attn_metadata
-        return GpuMetadata(common.num_actual_tokens, parts(common), causal(common))
+        real = int(common.query_start_loc_cpu[common.num_reqs])
+        return GpuMetadata(common.num_actual_tokens, parts(common), causal(common), real)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> GpuMetadata:
         """One part that serves every length that its table holds."""

@@ -35,7 +35,7 @@ class Options:
     plan: str | None = None
     tp_invariant: bool | None = None
     receipts: str | dict[str, Any] | None = None
-    warm_up: bool = False
+    warm_up: bool = True
 
     def shared_tree(self, ranks: int) -> bool:
         """Whether row-parallel products of `ranks` ranks have the tree that all sizes share."""

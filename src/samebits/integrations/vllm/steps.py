@@ -51,7 +51,8 @@ def _first_runner(original: Callable[..., Any]) -> Callable[..., Any]:
             context.cudagraph_runtime_mode = type(mode).NONE
 
         try:
-            return _step(lambda: original(runner, *args, **kwargs), undo=eagerly)
+            rows = _real_rows(context)
+            return _step(lambda: original(runner, *args, **kwargs), rows, undo=eagerly)
         finally:
             context.cudagraph_runtime_mode = mode
 
@@ -85,8 +86,16 @@ def _checked() -> bool:
     return guard.setting().path and not observe.capturing()
 
 
-def _step(compute: Callable[[], Any], **options: Any) -> Any:
-    """What `compute` gives in the run that is believed."""
+def _real_rows(context: Any) -> int | None:
+    """Rows of a step's results that belong to requests. A graph has others behind them, in which
+    anything may be, and without the graph anything else; None: not known, all of them."""
+    found = getattr(context, "attn_metadata", None)
+    first = next(iter(found.values()), None) if isinstance(found, dict) else None
+    return getattr(first, "real", None)
+
+
+def _step(compute: Callable[[], Any], rows: int | None = None, **options: Any) -> Any:
+    """What `compute` gives in the run that is believed; only the first `rows` count."""
     output: Any = None
 
     def run() -> tuple[torch.Tensor, ...]:
@@ -94,8 +103,10 @@ def _step(compute: Callable[[], Any], **options: Any) -> Any:
         output = compute()
         parts = getattr(output, "tensors", None)  # between stages of a pipeline
         if isinstance(parts, dict):
-            return tuple(parts.values())
-        return output if isinstance(output, tuple) else (output,)
+            found = tuple(parts.values())
+        else:
+            found = output if isinstance(output, tuple) else (output,)
+        return tuple(x[:rows] if isinstance(x, torch.Tensor) else x for x in found)
 
     guard.step(run, agree=_agreement(), **options)
     return output

@@ -38,8 +38,8 @@ class DecodeSchedule(Schedule, tag="cuda.decode", frozen=True, kw_only=True):
         places: ... if their leaves, rounded up to a power of two, are no more than this in all.
         leaves: else, where rows see so many leaves or more, blocks walk runs of them (`decode`) ...
         most: ... for up to so many lanes; more fill the processors without help.
-        blocks: that share the leaves, at most; twice as many where only the device knows how many
-            leaves there are.
+        blocks: that share the leaves, at most. Where only the device knows how many leaves there
+            are, blocks and lanes may be twice as many.
     """
 
     spread: int = 4

@@ -25,9 +25,9 @@ WORKSPACE = 1 << 27
 #: Elements of keys and values of a paged cache that are copied side by side at most.
 GATHERED = 1 << 28
 #: Rows of all query heads, and keys, of chunks of prompts from which on a processor for every 128
-#: rows is faster than all of them with a share of the keys: 50 rows of 32 heads behind 8,192 keys
-#: took 142 us by shares, 197 took 461; the prefill kernel's time is that of its 64 steps, some 80.
-CHUNK_ROWS, CHUNK_KEYS = 1536, 2048
+#: rows is faster than all of them with a share of the keys. On an H200, us behind 8,192 keys: 37
+#: rows of 32 heads 102 by shares, 65 144, 197 373; by the prefill kernel 144 for up to 250.
+CHUNK_ROWS, CHUNK_KEYS = 2048, 1024
 #: Keys of a step.
 STEP = 64
 _LOG2E = math.log2(math.e)
@@ -288,7 +288,10 @@ def _decode(
         spread.spread(contract, q, k, v, out, scale=o.scale, keys=keys, window=window, **where)
         return True
     page = None if table is None else k.size(2)
-    if wanted.runs(lanes, leaves) and decode.covers(contract, q, k, v, page):
+    # With a table there are twice as many blocks, which share twice as many lanes as well.
+    if wanted.runs(lanes if table is None else lanes // 2, leaves) and decode.covers(
+        contract, q, k, v, page
+    ):
         decode.decode(
             contract, wanted, q, k, v, out, scale=o.scale, keys=keys, window=window, **where
         )
