@@ -226,6 +226,7 @@ def bench_receipts(
     """What receipts cost: writing, verifying, auditing."""
     from samebits.bench.receipts import figures
 
+    typer.echo(f"{'':<9} {'by the clock':>14} {'by processor':>14}")
     for f in figures(records):
         rates = f"{f.rate:>14,.0f} {f.cpu_rate:>14,.0f} {f.unit}/s"
         typer.echo(f"{f.name:<9} {rates}  {f.note}")

@@ -159,11 +159,11 @@ def _samples(source: Source, receipt: Receipt) -> list[Sample]:
         raw = source.object(name)
         if raw is None or address(raw) != name:
             state = "missing" if raw is None else "altered"
-            raise ReceiptError(f"audit: object {name[:12]}… is {state}")
+            raise ReceiptError(f"object {name[:12]}… is {state}")
         found += unpack(raw)
     if not found:
         raise ReceiptError(
-            f"audit: the receipt of {receipt.request} holds no operands: record with "
+            f"the receipt of {receipt.request} holds no operands: record with "
             "samebits.receipts(..., audit=SHARE), and choose a request that has some"
         )
     return found

@@ -86,7 +86,7 @@ def _fitting(sample: Gated | Rotated, *rows: bytes) -> list[Words]:
 
 
 def _unfit(sample: Gated | Rotated) -> ReceiptError:
-    return ReceiptError(f"audit: the operands that {sample.place} needs do not fit together")
+    return ReceiptError(f"the operands that {sample.place} needs do not fit together")
 
 
 def _words(x: nx.F32, dtype: str) -> Words:
