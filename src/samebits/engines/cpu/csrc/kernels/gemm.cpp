@@ -5,7 +5,8 @@
 // second-level cache between chunks; the last chunk folds and writes. x is packed once per unit, w
 // once per task, or read where it lies when few rows would share the packed copy.
 // Few rows against contiguous columns, and short K, have schedules of their own (gemm_columns.hpp); many rows have one
-// that keeps less in the caches, and so has the tree of one chain (gemm_strips.hpp).
+// that keeps less in the caches, and so has the tree of one chain (gemm_strips.hpp; of few rows gemm_chain.hpp).
+#include "kernels/gemm_chain.hpp"
 #include "kernels/gemm_columns.hpp"
 #include "kernels/gemm_strips.hpp"
 
@@ -15,6 +16,10 @@ namespace {
 GemmPlan plan(const GemmArgs& g, int threads) {
   GemmPlan p{};
   p.steps = div_up(g.k, 16);
+  if (g.chain && g.m <= kChainRows) {
+    plan_chain(g, p);
+    return p;
+  }
   const bool many = g.m >= (g.pairs ? kManyRowsPairs : kManyRows) && g.k > kStripDepth && g.k <= kWholeDepth;
   if (g.chain || g.panels || many) {
     plan_strips(g, threads, p);
@@ -186,13 +191,14 @@ void run_typed(const GemmArgs& g, const GemmPlan& p, int64_t unit, int64_t block
   if (p.unit_floats == 0) packed = static_cast<const float*>(g.x) + u.batch * g.x_batch;
   Cut tiles = tiles_of(u.rows);
   PathChain paths[kUnitRows];
-  const bool whole = p.stream || p.across || p.strips;  // one piece of code walks all of k
+  const bool whole = p.stream || p.across || p.strips || p.few;  // one piece of code walks all of k
   if (whole) tiles = {u.rows, 1};
   if (check)
     for (int64_t t = 0; t < tiles.parts; ++t) paths[t].start(check->seed, 16);
   if (whole) {
     int64_t end = p.stream   ? stream_rows(g, p, u, packed, w, n0, cols, scratch)
                   : p.across ? across(g, p, u, packed, w, n0, cols, scratch)
+                  : p.few    ? chain(g, u.batch, w, n0, cols)
                   : p.slabs  ? slabs(g, p, u, w, n0, cols, scratch)
                              : strips(g, p, u, packed, w, n0, cols, scratch);
     if (check) {

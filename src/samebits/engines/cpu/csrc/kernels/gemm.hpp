@@ -42,6 +42,7 @@ struct GemmPlan {
   bool pack_w;
   bool across;  // short K: w turned round, vectors along n
   bool strips;  // many rows, or a chain: w in strips, vectors along n
+  bool few;     // a chain of few rows: nothing is packed
   bool slabs;   // a deep chain: x and w are packed by the task, a slab of k at a time
   bool stream;  // few rows and contiguous columns of w: vectors along n
 };
