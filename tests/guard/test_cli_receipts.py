@@ -82,6 +82,9 @@ def test_numbers_that_there_are(ledger: Path, tmp_path: Path) -> None:
         done = run(cli.app, [command, str(ledger), "17"])
         assert done.exit_code == 2
         assert "have the numbers 1 to 5: '17' is none of these" in done.stderr
+    samples.tamper(ledger, "DELETE FROM records WHERE sequence = 2")
+    done = run(cli.app, ["audit", str(ledger), "2"])
+    assert done.exit_code == 2 and "record 2 is missing" in done.stderr
     Recorder(tmp_path / "empty.sqlite").close()
     done = run(cli.app, ["receipts", "show", str(tmp_path / "empty.sqlite"), "last"])
     assert done.exit_code == 2 and "holds no record yet" in done.stderr
@@ -120,3 +123,11 @@ def test_another_file_is_named(text: str, what: str, tmp_path: Path) -> None:
     for command in (["receipts", "verify"], ["receipts", "head"], ["replay"], ["audit"]):
         done = run(cli.app, [*command, str(tmp_path / "other")])
         assert done.exit_code == 2 and what in done.stderr and "truncated" not in done.stderr
+
+
+def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """More than memory holds: what a checkpoint looks like, without its bytes."""
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 38)
+    done = run(cli.app, ["receipts", "verify", str(tmp_path / "model.safetensors")])
+    assert done.exit_code == 2 and "this is no file of receipts" in done.stderr

@@ -144,6 +144,25 @@ def test_the_sign_is_not_lost(name: str) -> None:
         assert all(map(bits.equal, got, want)), i
 
 
+@pytest.mark.parametrize(
+    "name", ["linear", "baddbmm", "mv", "conv1d", "conv_transpose1d", "attention"]
+)
+def test_gradients(name: str) -> None:
+    """Of results, as torch may hand them to us, and where an operand is negated."""
+    call, operands = CALLS[name]
+    leaves = [x.clone().requires_grad_() for x in operands]
+    y = tensors(call(*leaves))[0]
+    grad = torch.randn_like(y)
+    want = torch.autograd.grad(y, leaves, grad, retain_graph=True)
+    got = torch.autograd.grad(y, leaves, put_off(grad))
+    assert all(map(bits.equal, got, want))
+    for i, x in enumerate(operands):
+        given = [*leaves[:i], put_off(x).requires_grad_(), *leaves[i + 1 :]]
+        again = tensors(call(*given))[0]
+        assert bits.equal(again, y), i
+        assert all(map(bits.equal, torch.autograd.grad(again, given, grad), want)), i
+
+
 def test_imaginary_parts_of_conjugates() -> None:
     """Where such tensors come from."""
     z = torch.randn(1, 2, 4, 8, dtype=torch.complex64)

@@ -34,6 +34,8 @@ from samebits.guard.receipts.record import (
 )
 
 _MAGIC = b"SQLite format 3\0"
+#: Bytes that are read to tell what another file is, such as a model's weights: a header is shorter.
+_LOOK = 1 << 24
 Row = tuple[int, bytes, bytes]
 """Sequence, hash and body of a record."""
 
@@ -143,13 +145,13 @@ class Lines:
     def _first(self) -> bytes:
         """The header's bytes."""
         with _readable(self.path) as file:
-            start = file.readline()
+            start = file.readline(_LOOK)
             try:
                 header = msgspec.json.decode(start, type=_Line).header
             except (msgspec.DecodeError, UnicodeDecodeError):
                 header = msgspec.UNSET
             if header is msgspec.UNSET:
-                kind = it_is(start + file.read(), RECEIPTS)
+                kind = it_is(start + file.read(_LOOK), RECEIPTS)
                 raise ReceiptError(f"{self.path}: this is no file of receipts{kind}")
         return bytes(header)
 
@@ -234,6 +236,8 @@ def _absent(which: str, last: int) -> str:
     """Why there is no such record in a ledger that ends in a record `last`."""
     if last == 0:
         return "the file holds no record yet"
+    if which.isdecimal() and len(which) <= len(str(last)) and 0 < int(which) <= last:
+        return f"record {int(which)} is missing: see `samebits receipts verify`"
     what = "none of them is a request"
     if which != "last":
         what = f"{which!r} is none of these numbers, and no name of a request"

@@ -43,7 +43,7 @@ class Attention(torch.autograd.Function):
         window: int | None,
         softcap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = None if sinks is None else sinks.to(torch.float32).contiguous()
+        logits = None if sinks is None else sinks.to(torch.float32).resolve_neg().contiguous()
         out, lse = dense(
             q, k, v, scale=scale, causal=causal, q_start=q_start, q_starts=q_starts, mask=mask,
             window=window, softcap=softcap, sinks=logits, lse=True,

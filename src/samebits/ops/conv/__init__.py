@@ -234,4 +234,4 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
-        return (*_backward(grads[0], x, weight, ctx.geo, needs), None)
+        return (*_backward(plain(grads[0]), x, weight, ctx.geo, needs), None)

@@ -168,7 +168,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad = grads[0].to(x.dtype)
+        grad = plain(grads[0]).to(x.dtype)
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         flat = grad.reshape(-1, grad.shape[-1])
         bmm = cuda_products().bmm if x.is_cuda else engine.bmm

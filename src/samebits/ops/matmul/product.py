@@ -143,14 +143,15 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        grad = grads[0].to(a.dtype)
+        full = plain(grads[0])
+        grad = full.to(a.dtype)
         need_a, need_b, need_c = ctx.needs_input_grad[:3]
         bmm = engine_of(a).bmm
         grad_a = bmm(grad, b.mT, None, ctx.alpha) if need_a else None
         grad_b = bmm(a.mT, grad, None, ctx.alpha) if need_b else None
         grad_c = None
         if ctx.c_shape is not None and need_c:
-            grad_c = _sum_to(grads[0], ctx.c_shape, ctx.beta).to(ctx.c_dtype)
+            grad_c = _sum_to(full, ctx.c_shape, ctx.beta).to(ctx.c_dtype)
         return grad_a, grad_b, grad_c, None, None, None
 
 

@@ -98,12 +98,14 @@ class Ranks:
         Args:
             message: the call, by the value of its `async_op`: whether it gives back what is waited
                 for. Calls that do not, do not wait for NCCL where torch was told that they should.
+                While a graph is captured nothing is sent, so there is nothing to wait for.
 
         Raises:
             RankError: another rank failed, left, or did not answer before the group's timeout.
         """
         try:
-            work = message(settings.blocking_wait())
+            capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+            work = message(settings.blocking_wait() and not capturing)
             if work is not None:
                 work.wait()
         except RuntimeError as error:
