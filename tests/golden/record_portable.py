@@ -1,10 +1,13 @@
-"""Writes portable.json: what every machine computes under the portable contracts.
+"""Writes the bytes of one family of contracts, portable or exact, as this machine computes them.
 
-Run it only when a portable contract changes on purpose: python tests/golden/record_portable.py
+Run it only when such a contract changes on purpose: python tests/golden/record_portable.py
+(portable.json), or, on a machine with a GPU, python tests/golden/record_portable.py exact cuda
+(exact.json).
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,4 +23,6 @@ def nowhere(found: Record) -> Record:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(nowhere(record("cpu", "portable")).to_json(), encoding="utf-8")
+    family, device = sys.argv[1:] or ("portable", "cpu")
+    file = GOLDEN.with_name(f"{family}.json")
+    file.write_text(nowhere(record(device, family)).to_json(), encoding="utf-8")
