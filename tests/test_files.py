@@ -47,3 +47,14 @@ def test_a_damaged_file_is_still_of_its_kind(files: dict[str, Path]) -> None:
     files["plan"].write_bytes(data.replace(b'"tuned":""', b'"tuned":7'))
     with pytest.raises(PlanError, match="no plan: Expected `str`, got `int`"):
         document.read(files["plan"])
+
+
+def test_brackets_without_end(tmp_path: Path) -> None:
+    """No decoder's depth ends a command with a stack trace."""
+    deep = tmp_path / "deep"
+    for text in ('{"a":' * 100_000, '{"header":' * 100_000, "[" * 100_000, '{"id":' * 100_000):
+        deep.write_text(text)
+        for command in ("plan show", "plan diff", "compare", "explain", "receipts head", "audit"):
+            twice = command in ("plan diff", "compare", "explain")
+            done = CliRunner().invoke(app, [*command.split(), *[str(deep)] * (1 + twice)])
+            assert done.exit_code == 2 and "deep" in done.output, (command, done.exception)

@@ -80,6 +80,6 @@ def _report(path: str) -> Any:
     try:
         data = Path(path).read_bytes()
         return Report.from_json(data.decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = it_is(data, REPORT) or f": {error}"
         raise SettingError(f"{path} cannot be read as a report{reason}") from error

@@ -116,7 +116,7 @@ def load(path: str | Path) -> Record:
     try:
         data = Path(path).read_bytes()
         found = msgspec.json.decode(data, type=Record)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         reason = it_is(data, RECORD) or f": {error}"
         raise SettingError(
             f"{path} is no record{reason}. `samebits record -o FILE` writes one"

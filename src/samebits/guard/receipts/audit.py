@@ -22,7 +22,7 @@ from samebits.guard.receipts.between import Between, word_array
 from samebits.guard.receipts.merkle import Leaf, Manifest, leaf_of, root_of
 from samebits.guard.receipts.operands import Attended, Gated, Product, Rotated, Sample, unpack
 from samebits.guard.receipts.reading import Source
-from samebits.guard.receipts.record import Identity, Receipt, address
+from samebits.guard.receipts.record import UNREADABLE, Identity, Receipt, address
 
 Tensors = Callable[[Leaf], torch.Tensor]
 """Finds a tensor by its leaf."""
@@ -160,7 +160,10 @@ def _samples(source: Source, receipt: Receipt) -> list[Sample]:
         if raw is None or address(raw) != name:
             state = "missing" if raw is None else "altered"
             raise ReceiptError(f"object {name[:12]}… is {state}")
-        found += unpack(raw)
+        try:
+            found += unpack(raw)
+        except UNREADABLE as error:
+            raise ReceiptError(f"object {name[:12]}… cannot be read: {error}") from None
     if not found:
         raise ReceiptError(
             f"the receipt of {receipt.request} holds no operands: record with "
@@ -173,8 +176,12 @@ def _manifest(source: Source, identity: Identity) -> dict[str, Leaf]:
     raw = source.object(identity.manifest)
     if raw is None or address(raw) != identity.manifest:
         raise ReceiptError("manifest: the list of weights is missing or altered")
-    manifest = msgspec.json.decode(raw, type=Manifest)
-    if root_of([bytes.fromhex(leaf.hash) for leaf in manifest.leaves]).hex() != identity.weights:
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+        root = root_of([bytes.fromhex(leaf.hash) for leaf in manifest.leaves])
+    except (*UNREADABLE, ValueError) as error:
+        raise ReceiptError(f"manifest: the list of weights cannot be read: {error}") from None
+    if root.hex() != identity.weights:
         raise ReceiptError("weights: the list of weights does not have the recorded root")
     return {leaf.name: leaf for leaf in manifest.leaves}
 

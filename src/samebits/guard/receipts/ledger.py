@@ -19,7 +19,15 @@ import msgspec
 
 from samebits.errors import ReceiptError
 from samebits.guard.receipts.keys import Key
-from samebits.guard.receipts.record import SCHEMA, Head, Header, encode, first_link, link
+from samebits.guard.receipts.record import (
+    SCHEMA,
+    UNREADABLE,
+    Head,
+    Header,
+    encode,
+    first_link,
+    link,
+)
 
 #: What the file promises once an append has returned: with "power" SQLite waits for the disk at
 #: each commit (synchronous=FULL), with "process" only at checkpoints (NORMAL). Both leave a valid
@@ -229,7 +237,7 @@ def read_header(db: sqlite3.Connection, path: str | Path) -> tuple[Header, bytes
     try:
         found = db.execute("SELECT body FROM header").fetchone()
         header = msgspec.json.decode(found[0], type=Header)
-    except (sqlite3.OperationalError, TypeError, msgspec.DecodeError) as error:
+    except (sqlite3.OperationalError, TypeError, *UNREADABLE) as error:
         if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
             raise
         raise ReceiptError(f"{path}: this is no file of receipts") from None

@@ -22,6 +22,7 @@ from samebits.files import RECEIPTS, it_is
 from samebits.guard.receipts.ledger import ERRORS, check_schema, explained, read_head, read_header
 from samebits.guard.receipts.record import (
     SCHEMA,
+    UNREADABLE,
     Head,
     Header,
     Identity,
@@ -138,7 +139,7 @@ class Lines:
         raw = self._first()
         try:
             self.header, self.start = msgspec.json.decode(raw, type=Header), first_link(raw)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ReceiptError(f"{path}: header: {error}") from None
         check_schema(self.header, path)
 
@@ -148,7 +149,7 @@ class Lines:
             start = file.readline(_LOOK)
             try:
                 header = msgspec.json.decode(start, type=_Line).header
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 header = msgspec.UNSET
             if header is msgspec.UNSET:
                 kind = it_is(start + file.read(_LOOK), RECEIPTS)
@@ -185,7 +186,7 @@ class Lines:
                 for line in file:
                     number += 1
                     yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 if line.endswith(b"\n"):
                     raise ReceiptError(f"{self.path}, line {number}: {error}") from None
 
@@ -263,7 +264,7 @@ def receipt_of(row: Row) -> Receipt:
 def _record(sequence: int, body: bytes) -> Record:
     try:
         return decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ReceiptError(f"record {sequence}: {error}") from None
 
 
@@ -303,7 +304,7 @@ def is_canonical(raw: bytes) -> bool:
         return False
     try:
         msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return False
     return True
 
@@ -333,7 +334,7 @@ def identity_of(source: Source, receipt: Receipt) -> Identity:
         raise ReceiptError(f"identity: object {receipt.identity[:12]}… is {state}")
     try:
         return msgspec.json.decode(raw, type=Identity)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ReceiptError(f"identity: object {receipt.identity[:12]}…: {error}") from None
 
 

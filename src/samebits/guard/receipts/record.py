@@ -18,6 +18,8 @@ import msgspec
 #: Raised when the meaning of a field or of the chain changes.
 SCHEMA = 1
 _START = f"samebits receipts {SCHEMA}\n".encode()
+#: What decoding raises of bytes that are none of ours; the last: brackets, thousands deep.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

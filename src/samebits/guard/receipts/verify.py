@@ -11,7 +11,7 @@ import msgspec
 from samebits.errors import ReceiptError
 from samebits.guard.receipts.keys import Key
 from samebits.guard.receipts.reading import Database, Lines, Row, open_ledger
-from samebits.guard.receipts.record import Head, address, link
+from samebits.guard.receipts.record import UNREADABLE, Head, address, link
 
 #: Faults that are described one by one; a file with more is past describing.
 MOST = 1000
@@ -165,7 +165,7 @@ class _Check:
         """Notes what a body says about time, losses and objects."""
         try:
             found = peek.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             self._fault("altered", n, f"record {n} cannot be read: {error}")
             return
         if found.time < self._latest:
@@ -274,6 +274,6 @@ class _Check:
             return ""
         try:
             return msgspec.json.decode(raw, type=_Names).manifest
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._fault("object", 0, f"{what} {name[:16]}… cannot be read: {error}")
             return ""
