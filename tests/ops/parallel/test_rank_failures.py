@@ -85,6 +85,25 @@ def killed(index: int, size: int) -> None:
         step()
 
 
+def killed_in_exact_sums(index: int, size: int) -> None:
+    """Short messages are gathered, long ones go by pieces, and one sum lies on several ranks."""
+    x, w = torch.ones(4, 8), torch.ones(3, 8)
+    calls = (
+        lambda: ops.exact.all_reduce(x),
+        lambda: ops.exact.all_reduce(torch.ones(9001)),
+        lambda: ops.exact.row_parallel_linear(x, w),
+    )
+    for call in calls:
+        assert call().view(-1)[0] in (size, 8 * size)
+    hear(dist.group.WORLD, "well", PATIENCE)
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for call in calls:
+        with pytest.raises(RankError, match="the exchange with the other ranks failed"):
+            for _ in range(100):
+                call()
+
+
 def killed_on_gpus(index: int, size: int) -> None:
     """Over peer memory, where a kernel does the waiting; ranks may share a GPU."""
     torch.cuda.set_device(index % torch.cuda.device_count())
@@ -221,6 +240,10 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     for index in (i for i in range(size) if i != 1):
         assert f"RankError: rank {index} of {size}: the exchange" in str(found[index])
         assert "died, raised an error or did not answer" in str(found[index])
+
+
+def test_a_rank_that_is_killed_in_exact_sums(tmp_path: Path) -> None:
+    assert errors(tmp_path, "killed_in_exact_sums") == ["", None]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none is visible")

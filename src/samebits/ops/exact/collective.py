@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from samebits.engines.cpu import exact as integers
 from samebits.errors import DTypeError, SamebitsError, ShapeError
 from samebits.ops.exact.engine import checked, columns, gradual, join, partial
+from samebits.ops.parallel.ranks import PATIENCE, Ranks
 
 #: From so many elements a rank on it sums a share instead of everything.
 _EXCHANGE_FROM = 4096
@@ -38,47 +39,47 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch
 
     Raises:
         DTypeError, SamebitsError: see `samebits.ops.exact`.
+        RankError: another rank failed, left, or did not answer before the group's timeout.
     """
     flat = checked("all_reduce", x).reshape(-1)
     ranks = _ranks(group)
-    if ranks == 1:
+    if ranks is None:
         return columns(flat.unsqueeze(0), x.dtype).view(x.shape)
     n = flat.numel()
     if n < _EXCHANGE_FROM:
-        everyone = flat.new_empty((ranks, n))
-        dist.all_gather_into_tensor(everyone.view(-1), flat, group=group)
-        return columns(everyone, x.dtype).view(x.shape)
+        return columns(ranks.gather(flat), x.dtype).view(x.shape)
     if not flat.is_cuda:
-        return _by_pieces(flat, ranks, group).view(x.shape)
-    share = -(-n // ranks)
-    sent = F.pad(flat, (0, share * ranks - n))
-    mine = torch.empty_like(sent)
-    dist.all_to_all_single(mine, sent, group=group)
-    total = columns(mine.view(ranks, share), x.dtype)
-    everyone = total.new_empty(share * ranks)
-    dist.all_gather_into_tensor(everyone, total, group=group)
-    return everyone[:n].view(x.shape)
+        return _by_pieces(flat, ranks).view(x.shape)
+    share = -(-n // ranks.size)
+    sent = F.pad(flat, (0, share * ranks.size - n)).view(ranks.size, share)
+    total = columns(ranks.exchange(sent), x.dtype)
+    return ranks.gather(total).view(-1)[:n].view(x.shape)
 
 
-def _by_pieces(flat: torch.Tensor, ranks: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+def _by_pieces(flat: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """`all_reduce` of flat [n] by messages between pairs of ranks."""
     flat = flat.contiguous()
-    n, rank = flat.numel(), dist.get_rank(group)
-    peers = {r: r if group is None else dist.get_global_rank(group, r) for r in range(ranks)}
-    del peers[rank]
+    n, rank, group = flat.numel(), ranks.index, ranks.group
+    peers = {r: dist.get_global_rank(group, r) for r in range(ranks.size) if r != rank}
     out = torch.empty_like(flat)
-    held = flat.new_empty((2, ranks, min(_PIECE, -(-n // ranks))))
-    starts = range(0, n, ranks * held.shape[2])
+    held = flat.new_empty((2, ranks.size, min(_PIECE, -(-n // ranks.size))))
+    starts = range(0, n, ranks.size * held.shape[2])
 
     def share(x: torch.Tensor, start: int, r: int) -> torch.Tensor:
         """What rank r sums of a piece; of the last piece perhaps less, or nothing."""
         length = min(starts.step, n - start)
-        return x[start + length * r // ranks : start + length * (r + 1) // ranks]
+        return x[start + length * r // ranks.size : start + length * (r + 1) // ranks.size]
 
     def exchange(ins: dict[int, torch.Tensor], outs: dict[int, torch.Tensor]) -> list[dist.Work]:
-        works = [dist.irecv(x, peers[r], group) for r, x in ins.items() if x.numel()]
-        works += [dist.isend(x, peers[r], group) for r, x in outs.items() if x.numel()]
+        with ranks.told():
+            works = [dist.irecv(x, peers[r], group) for r, x in ins.items() if x.numel()]
+            works += [dist.isend(x, peers[r], group) for r, x in outs.items() if x.numel()]
         return [work for work in works if work is not None]
+
+    def finish(messages: list[dist.Work]) -> None:
+        with ranks.told():
+            for message in messages:
+                message.wait()
 
     def begin(i: int) -> list[dist.Work]:
         width = share(flat, starts[i], rank).numel()
@@ -90,16 +91,14 @@ def _by_pieces(flat: torch.Tensor, ranks: int, group: dist.ProcessGroup | None) 
     here, there = begin(0), []
     for i, start in enumerate(starts):
         ahead = begin(i + 1) if i + 1 < len(starts) else []
-        for message in here:
-            message.wait()
+        finish(here)
         mine = share(out, start, rank)
         terms = held[i % 2, :, : mine.numel()]
         terms[rank] = share(flat, start, rank)
         mine.copy_(columns(terms, flat.dtype))
         there += exchange({r: share(out, start, r) for r in peers}, dict.fromkeys(peers, mine))
         here = ahead
-    for message in there:
-        message.wait()
+    finish(there)
     return out
 
 
@@ -125,6 +124,7 @@ def row_parallel_linear(
 
     Raises:
         ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+        RankError: as `all_reduce`.
     """
     op = "row_parallel_linear"
     x, weight = checked(op, x), checked(op, weight)
@@ -138,7 +138,8 @@ def row_parallel_linear(
         raise ShapeError(f"exact.{op}: bias must be [{weight.shape[0]}] of {x.dtype} or fp32")
     rows, n = x.reshape(x.shape[:-1].numel(), x.shape[-1]), weight.shape[0]
     mine = torch.stack(partial(rows, weight))
-    parts = _gathered(mine, group)
+    ranks = _ranks(group)
+    parts = _gathered(mine, ranks)
     if bias is not None:
         with gradual(x):
             term = bias.to(torch.float32).expand(len(rows), n)
@@ -149,24 +150,23 @@ def row_parallel_linear(
     at = left.nonzero().flatten()  # the same on every rank
     if at.numel():
         held = integers.limbs(rows.cpu(), weight.cpu(), (at // n).cpu(), (at % n).cpu())
-        total = _gathered(held.to(x.device), group).sum(0).cpu()
+        total = _gathered(held.to(x.device), ranks).sum(0).cpu()
         more = None if bias is None else term.reshape(-1)[at].cpu()
         out[at] = integers.value(total, more, x.dtype).to(x.device)
     return out.view(*x.shape[:-1], n)
 
 
-def _ranks(group: dist.ProcessGroup | None) -> int:
-    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
-    if ranks < 1:
+def _ranks(group: dist.ProcessGroup | None) -> Ranks | None:
+    """The ranks of a group, None of one alone. They need agree on nothing: no plan decides bits."""
+    group = dist.group.WORLD if group is None and dist.is_initialized() else group
+    if group is None:
+        return None
+    size, index = dist.get_world_size(group), dist.get_rank(group)
+    if size < 1 or index < 0:
         raise SamebitsError("this process is not among the ranks of the group: let those call")
-    return ranks
+    return Ranks(group, size, index, "", PATIENCE) if size > 1 else None
 
 
-def _gathered(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+def _gathered(x: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
     """What every rank holds: [ranks, ...]."""
-    ranks = _ranks(group)
-    if ranks == 1:
-        return x.unsqueeze(0)
-    found = x.new_empty((ranks, *x.shape))
-    dist.all_gather_into_tensor(found.view(-1), x.contiguous().view(-1), group=group)
-    return found
+    return x.unsqueeze(0) if ranks is None else ranks.gather(x)

@@ -9,7 +9,8 @@ group that was given, as bytes: nothing on the way adds them.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -103,11 +104,21 @@ class Ranks:
         Raises:
             RankError: another rank failed, left, or did not answer before the group's timeout.
         """
-        try:
+        with self.told():
             capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
             work = message(settings.blocking_wait() and not capturing)
             if work is not None:
                 work.wait()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Messages that fail in here are told as what they are.
+
+        Raises:
+            RankError: as `talk`.
+        """
+        try:
+            yield
         except RuntimeError as error:
             raise RankError(
                 f"rank {self.index} of {self.size}: the exchange with the other ranks failed, "
