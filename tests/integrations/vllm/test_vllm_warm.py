@@ -55,17 +55,22 @@ def test_every_bucket_of_rows_is_there_with_and_without_a_multiple_of_16() -> No
     assert warm.rows(1) == [1]
 
 
-def test_each_kind_of_product_is_made_once_with_every_number_of_rows() -> None:
+def test_each_kind_of_product_is_made_once_with_every_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[tuple[int, int]] = []  # rows and leaves of a rank's part
+    monkeypatch.setattr(warm, "subtree", lambda x, _, leaves: parts.append((len(x), leaves)))
     column, row, parallel, head = (Recorder() for _ in range(4))
     model = torch.nn.ModuleList((
         Linear(column, 4, 8), Linear(column, 4, 8),  # the same kind
         Linear(row, 4, 8, reduce_results=True, tp_size=1),
-        Linear(parallel, 4, 8, reduce_results=True, tp_size=2),
+        Linear(parallel, 4, 1024, reduce_results=True, tp_size=2),
         Linear(head, 16, 8, num_embeddings=16), torch.nn.Linear(3, 3),
     ))  # fmt: skip
     assert compile_ahead(warm.products(model, LIMITS), 1) == []
     assert column.rows == row.rows == warm.rows(600)
     assert parallel.rows == []  # ranks would wait for each other
+    assert parts == [(count, 4) for count in warm.rows(600)]
     assert head.rows == warm.rows(600)  # vLLM takes 1,024 rows of a prompt at a time
 
 

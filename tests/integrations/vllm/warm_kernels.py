@@ -88,6 +88,7 @@ class Block(torch.nn.Module):
         self.qkv_proj = Linear(self.q_size + 2 * self.kv_size, HIDDEN)
         self.gate_up_proj, self.act_fn = Linear(2 * INNER, HIDDEN), SiluAndMul()
         self.down_proj = Linear(HIDDEN, INNER, reduce_results=True)
+        self.rank = Linear(HIDDEN, 1024, reduce_results=True, tp_size=2)  # of two
         self.norm, self.dtype = RMSNorm(), torch.bfloat16
         self.impl = GpuImpl(HEADS, HEAD, HEAD**-0.5, num_kv_heads=KV)
 
@@ -105,6 +106,7 @@ class Block(torch.nn.Module):
         cache, out = torch.empty(1, KV, 64, 2 * HEAD, **PLACE), torch.empty_like(q)
         self.impl.do_kv_cache_update(self, k, v, cache, positions - 1)
         self.impl.attend(self, q, k, v, cache, _metadata(step), out)
+        warm.subtree(torch.empty(len(x), 1024, **PLACE), self.rank.samebits_weight, 4)
         return self.down_proj(self.act_fn(self.gate_up_proj(x)))
 
 

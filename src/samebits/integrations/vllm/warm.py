@@ -4,7 +4,7 @@ vLLM's own dry runs meet the kernels of a full step and of captured batches, one
 Here are the calls of every step: each kind of layer with every number of rows that has kernels of
 its own, attention of requests of all kinds in company, draws with every filter, logarithms of
 probabilities. Triton compiles a kernel for each class of arguments, and vLLM warns of each that it
-meets late, compiled or read from Triton's cache. Adapters, and calls of several ranks, are left
+meets late, compiled or read from Triton's cache. Adapters, and what ranks do together, are left
 out: ranks miss different kernels, and must not wait for each other.
 """
 
@@ -24,6 +24,7 @@ from samebits import ops
 from samebits.engines.ahead import compile_ahead
 from samebits.engines.schedule import BUCKETS
 from samebits.integrations.vllm import layers, moe
+from samebits.ops.parallel.linear import subtree
 
 log = logging.getLogger("vllm.samebits")
 Call = Callable[[], object]
@@ -89,11 +90,11 @@ def rows(most: int) -> list[int]:
 
 def products(model: Any, limits: Limits) -> Iterator[Call]:
     """One call for each kind of layer and number of rows; of lm_head as many as are drawn from, or
-    as vLLM takes of a prompt at a time."""
+    as vLLM takes of a prompt at a time. Of a product that ranks add up, this rank's part."""
     seen, most = set(), max(limits.rows, _PROMPT)
     for layer in model.modules():
         weight = getattr(layer, "samebits_weight", None)
-        if weight is None or (_adds(layer) and layer.tp_size > 1):
+        if weight is None:
             continue
         head = hasattr(layer, "num_embeddings")
         bias = None if getattr(layer, "skip_bias_add", False) else getattr(layer, "bias", None)
@@ -148,6 +149,10 @@ def _adds(layer: Any) -> bool:
 
 
 def _product(layer: Any, row: Tensor, bias: Tensor | None) -> Call:
+    if _adds(layer) and layer.tp_size > 1:
+        weight, ranks = layer.samebits_weight, layer.tp_size
+        leaves = layers.shared_parts(weight.shape[1] * ranks) // ranks
+        return lambda: subtree(row.contiguous(), weight, leaves)
     if _adds(layer) or hasattr(layer, "out_dtype"):  # the gate of a mixture of experts
         return lambda: layer(row.contiguous())
     return lambda: layer.quant_method.apply(layer, row.contiguous(), bias)

@@ -82,7 +82,7 @@ def row_parallel_linear(
             f"{tuple(bias.shape)} of {bias.dtype}"
         )
     ranks = ranks_of("row_parallel_linear", group)
-    rows, product = x.reshape(-1, share), partial(_subtree, weight=weight, leaves=parts // size)
+    rows, product = x.reshape(-1, share), partial(subtree, weight=weight, leaves=parts // size)
     if ranks is None:
         y = finish([product(rows)], bias, x.dtype)
     else:
@@ -94,7 +94,7 @@ def row_parallel_linear(
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _subtree(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
+def subtree(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
     """The fp32 sum of this rank's leaves, [M, N]."""
     if leaves == 1:
         return linear(x, weight, out_dtype=torch.float32, tree="chain" if x.is_cuda else None)
