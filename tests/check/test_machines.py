@@ -69,7 +69,8 @@ def test_other_contracts_explain_other_bits(own: Record, portable: Record) -> No
     lines = {line.name: line for line in found.lines}
     line = lines[LINEAR]
     assert line.verdict == "explained" and "lanes(16) against chain" in line.why
-    assert line.allowed is not None and 0 <= line.apart <= line.allowed
+    assert line.apart is not None and line.allowed is not None
+    assert 0 <= line.apart <= line.allowed
     assert lines["exp fp32"].verdict == "missing"
 
 
@@ -207,7 +208,12 @@ def test_exact_contracts_are_recorded_and_evaluated(own: Record) -> None:
     against = machines.compare(found, own)
     assert against.count("defect") == 0 and against.count("explained") > 10
     kind, why = verdict(found, own, LINEAR)
-    assert kind == "explained" and "each has its own bits" in why
+    assert kind == "explained"
+    assert why == "exact R(sum x * w + bias) against tree lanes(16); each has its own bits"
+    assert all(line.allowed is None for line in against.lines)  # no interval of an exact sum
+    assert "exact R(R32(sum e * v) / S(e)), e = exp(x - max x)" in "".join(
+        line.why for line in against.lines if "against leaf 512" in line.why
+    )
     right = entry(found, LINEAR)
     broken = changed(
         found, LINEAR, digest="7" * 64, sample=(right.sample[0] ^ 1, *right.sample[1:])

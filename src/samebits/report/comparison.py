@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -39,7 +40,6 @@ def show(found: Comparison, console: Console) -> None:
     console.print(table, highlight=False)
 
 
-def _distance(line: Line) -> tuple[str, str]:
-    if line.allowed is None:
-        return "", ""
-    return f"{line.apart:.2g}", f"{line.allowed:.2g}"
+def _distance(line: Line) -> Iterator[str]:
+    for number in (line.apart, line.allowed):
+        yield "" if number is None else f"{number:.2g}"

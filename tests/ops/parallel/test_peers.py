@@ -65,6 +65,8 @@ def test_a_machine_is_itself() -> None:
     assert machine() == machine()
 
 
-def test_a_group_that_has_not_met() -> None:
-    assert parallel.transport(dist.ProcessGroup(0, 1)) == "not met yet"
+def test_a_group_that_has_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, said in ((True, "not met yet"), (False, "messages: torch sees no GPU here")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        assert parallel.transport(dist.ProcessGroup(0, 1)) == said
     parallel.check()

@@ -35,14 +35,15 @@ class Line:
             different ones, and each machine has the bits of its own. "defect": a machine does not
             have the bits of its contract. "missing": one machine has no result.
         why: one sentence.
-        apart: the largest difference between two sampled results.
-        allowed: what the certified intervals of both contracts allow at that place.
+        apart: the largest difference between two sampled results, where results were compared.
+        allowed: what the certified intervals of both contracts allow at that place; of sums that
+            are exact nothing is certified beyond their value.
     """
 
     name: str
     verdict: Verdict
     why: str
-    apart: float = 0.0
+    apart: float | None = None
     allowed: float | None = None
 
 
@@ -129,12 +130,18 @@ def _different(a: Entry, b: Entry, case: Case, contracts: tuple[Contract, Contra
     x, y = _values(a, case), _values(b, case)
     apart = np.abs(x - y)
     worst = int(np.nanargmax(np.where(np.isfinite(apart), apart, -1)))
-    between = (_interval(case, contracts[i], right[i], "contract") for i in range(2))
-    widths = sum(interval.width.flatten()[worst] for interval in between)
-    distance = float(apart[worst]), float(widths)
+    distance = float(apart[worst]), _allowed(case, contracts, worst)
     if wrong:
         return Line(a.name, "defect", "; ".join(wrong), *distance)
     return Line(a.name, "explained", f"{_what(*contracts)}; each has its own bits", *distance)
+
+
+def _allowed(case: Case, contracts: tuple[Contract, Contract], worst: int) -> float | None:
+    """The sum of both intervals' widths at sampled result `worst`."""
+    if any(isinstance(contract, ExactContract) for contract in contracts):
+        return None
+    intervals = (case.interval(contract, "contract") for contract in contracts)
+    return float(sum(interval.width.flatten()[worst] for interval in intervals))
 
 
 def _right(entry: Entry, case: Case, contract: Contract) -> torch.Tensor:
@@ -192,10 +199,26 @@ def _what(a: Contract, b: Contract) -> str:
 
 
 def _parts(a: Contract, b: Contract) -> Iterator[str]:
-    for mine, other in zip(a.text.splitlines(), b.text.splitlines(), strict=False):
-        if mine != other:
-            name, _, value = mine.partition(": ")
-            yield f"{name} {value} against {other.partition(': ')[2]}"
+    if isinstance(a, ExactContract) != isinstance(b, ExactContract):
+        yield f"{_sums(a)} against {_sums(b)}"
+        return
+    mine, theirs = _lines(a), _lines(b)
+    for name, value in mine.items():
+        if name in theirs and value != theirs[name]:
+            yield f"{name} {value} against {theirs[name]}"
+
+
+def _lines(contract: Contract) -> dict[str, str]:
+    parts = (line.partition(": ") for line in contract.text.splitlines())
+    return {name: value for name, colon, value in parts if colon}
+
+
+def _sums(contract: Contract) -> str:
+    """How a contract adds: exactly, or in which order."""
+    lines = _lines(contract)
+    if isinstance(contract, ExactContract):
+        return f"exact {lines['formula']}"
+    return next((f"{name} {lines[name]}" for name in ("tree", "leaf") if name in lines), "an order")
 
 
 def _ordinal(second: bool) -> str:

@@ -49,10 +49,10 @@ def peers_of(ranks: Ranks, partial: torch.Tensor) -> Peers | None:
 
 
 def transport(group: dist.ProcessGroup) -> str:
-    """How partial sums meet on GPUs: "peer memory", "messages: why" or "not met yet"."""
+    """How partial sums meet: "peer memory", "messages: why", or "not met yet" on GPUs."""
     known = _KNOWN.get(group)
     if known is None:
-        return "not met yet"
+        return "not met yet" if torch.cuda.is_available() else "messages: torch sees no GPU here"
     return f"messages: {known}" if isinstance(known, str) else "peer memory"
 
 
