@@ -13,6 +13,7 @@ from interpreter import INTERPRETED
 from samebits import bits
 from samebits.engines.triton.order import select
 from samebits.ops import order
+from samebits.ops.order import cuda
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -82,3 +83,15 @@ def test_public_functions(dtype: torch.dtype) -> None:
             for got, want in zip(f(there), f(x), strict=True):
                 assert bits.equal(got.cpu(), want)
     assert bits.equal(order.argmax(there).cpu(), order.argmax(x))
+
+
+def test_negations_that_torch_has_put_off() -> None:
+    x = rows_with_ties(8, 3, 129, torch.float32)
+    negated = torch._neg_view(-x.to(DEVICE))
+    values, indices = cuda.sort(negated, -1, True)
+    want = order.sort(x, descending=True)
+    assert bits.equal(indices.cpu(), want[1]) and torch.equal(
+        values.nan_to_num().cpu(), want[0].nan_to_num()
+    )
+    assert bits.equal(cuda.argextreme(negated, True).cpu(), x.argmax(-1))
+    assert bits.equal(cuda.topk(negated, 5, False)[1].cpu(), order.topk(x, 5, largest=False)[1])

@@ -84,9 +84,10 @@ def test_operands_that_are_refused() -> None:
 
 def test_scales_are_one_for_each_head() -> None:
     q, k = draw(1, 2, 3, 16), draw(1, 2, 5, 16, seed=1).to(cuda.FP8)
-    for given in (0.5, torch.tensor(0.5, device=DEVICE), torch.full((2,), 0.5, device=DEVICE)):
+    both = torch.full((2,), 0.5, device=DEVICE)
+    for given in (0.5, torch.tensor(0.5, device=DEVICE), both, torch._neg_view(-both)):
         found = cuda.scales("attention", "k_scale", given, q, k, 2)
-        assert found is not None
+        assert found is not None and not found.is_neg()
         assert found.tolist() == [0.5, 0.5]
     assert cuda.scales("attention", "k_scale", None, q, k, 2) is None
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from samebits import ops
 from samebits.contract import Balanced
 from samebits.contract.tree import cut, fold
 from samebits.errors import SamebitsError, ShapeError
+from samebits.ops.parallel.ranks import Ranks
 
 K, N = 2048, 96
 
@@ -55,3 +60,20 @@ def test_bad_input() -> None:
         ops.row_parallel_linear(x, w)
     with torch.no_grad():
         assert ops.row_parallel_linear(x, w).shape == (2, N)
+
+
+def test_what_joins_partial_sums_is_given_the_numbers_of_a_negated_bias(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels that join read memory."""
+    module, given = importlib.import_module("samebits.ops.parallel.linear"), []
+
+    def join(ranks: Ranks, partial: torch.Tensor, bias: torch.Tensor, *_: Any) -> torch.Tensor:
+        given.append(bias)
+        return partial
+
+    monkeypatch.setattr(module, "ranks_of", lambda *_: Ranks(dist.ProcessGroup(0, 2), 2, 0, "", 1))
+    monkeypatch.setattr(module, "join", join)
+    x, w, b = operands(2, torch.float32)
+    ops.row_parallel_linear(x, w, torch._neg_view(-b))
+    assert not given[0].is_neg() and same(given[0], b)

@@ -98,7 +98,7 @@ def scales(
         raise ShapeError(
             f"{op}: {name} has {x.numel()} elements: give one, or one for each KV head"
         )
-    return x.to(torch.float32).reshape(-1).expand(heads).contiguous()
+    return x.to(torch.float32).resolve_neg().reshape(-1).expand(heads).contiguous()
 
 
 @functools.lru_cache(maxsize=256)

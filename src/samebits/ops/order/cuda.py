@@ -20,7 +20,7 @@ def sort(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, tor
     if not x.dtype.is_floating_point:
         values, indices = torch.sort(x, stable=True, dim=dim, descending=descending)
         return values, indices
-    keys = select.sort_keys(x.contiguous())
+    keys = select.sort_keys(x.resolve_neg().contiguous())
     indices = torch.sort(keys, stable=True, dim=dim, descending=descending)[1]
     return (x.gather(dim, indices) if x.dim() else x.clone()), indices
 
@@ -31,4 +31,5 @@ def argextreme(x: torch.Tensor, largest: bool) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
+    x = x.resolve_neg()
     return x if x.stride(1) == 1 else x.contiguous()

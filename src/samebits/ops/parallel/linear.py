@@ -86,7 +86,7 @@ def row_parallel_linear(
     if ranks is None:
         y = finish([product(rows)], bias, x.dtype)
     else:
-        bias = None if bias is None else bias.contiguous()
+        bias = None if bias is None else bias.resolve_neg().contiguous()
         made = None
         if exchange is None:
             made = overlap.row_parallel(ranks, rows, weight.shape[0], bias, product)
