@@ -56,7 +56,13 @@ def test_show(ledger: Path) -> None:
         found = json.loads(run(cli.app, ["receipts", "show", str(ledger), which]).stdout)
         assert found["record"]["request"] == "r3" and found["sequence"] == 3
         assert found["identity"]["plan"] == "2" * 16
-    assert run(cli.app, ["receipts", "show", str(ledger), "r9"]).exit_code == 2
+    for absent in ("r9", "\udc80"):
+        assert run(cli.app, ["receipts", "show", str(ledger), absent]).exit_code == 2
+    name = 'a "quoted"\tname, ü\x7f\\'
+    with Recorder(ledger) as recorder:
+        recorder.add(samples.receipt(6, request=name), {samples.NAME: samples.BODY})
+    found = json.loads(run(cli.app, ["receipts", "show", str(ledger), name]).stdout)
+    assert found["sequence"] == 6
 
 
 def test_an_audit_looks_at_the_chain_first(ledger: Path, tmp_path: Path) -> None:

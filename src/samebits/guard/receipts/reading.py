@@ -8,6 +8,7 @@ The export has one value a line, in this order: ``{"header": …}``; each record
 from __future__ import annotations
 
 import base64
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -219,12 +220,14 @@ def find(source: Source, which: str) -> Row:
         ReceiptError: there is none.
     """
     found = row = None
+    # As in a body: text in quotation marks, with what JSON escapes.
+    inside = json.dumps(which, ensure_ascii=False)[1:-1].encode(errors="replace")
     for row in source.rows():
         if str(row[0]) == which:
             return row
         if which == "last" and b'"kind":"request"' in row[2]:
             found = row
-        if which.encode() in row[2]:
+        if inside in row[2]:
             with suppress(ReceiptError):  # a damaged record is nobody's
                 if getattr(_record(row[0], row[2]), "request", None) == which:
                     found = row
