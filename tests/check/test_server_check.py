@@ -139,8 +139,9 @@ def test_options_that_a_server_does_not_take_are_named() -> None:
 
 
 def test_what_is_no_such_server_is_said() -> None:
-    with serving(paths=()) as url, pytest.raises(ServerError, match="404"):
+    with serving(paths=()) as url, pytest.raises(ServerError, match="404") as refused:
         check_server(url)
+    assert str(refused.value).count("answers 404") == 2  # a refusal a path, each said once
     with pytest.raises(ServerError, match="starts with http"):
         check_server("localhost:8000")
     with pytest.raises(ServerError, match="does not answer"):

@@ -161,7 +161,7 @@ class Client:
                 return self._chat, self.logprobs and bool(found.logprobs)
             except ServerError as error:  # noqa: PERF203
                 refusals.append(str(error))
-        raise ServerError("; ".join(refusals))
+        raise ServerError("; ".join(dict.fromkeys(refusals)))
 
     def counters(self) -> dict[str, int]:
         """What the server's metrics page counts of what a check wants to happen."""
