@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,22 @@ from vllm_engines import (
     request,
 )
 
+from samebits import plan
+
 pytestmark = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+
+#: Imported by every process that starts: the second rank finds another file under a name.
+OTHER_FILE = """
+import multiprocessing, pathlib
+
+read = pathlib.Path.read_bytes
+
+def read_bytes(self):
+    second = multiprocessing.current_process().name.endswith("-1")
+    return read(self.with_name("other.json") if second and self.name == "plan.json" else self)
+
+pathlib.Path.read_bytes = read_bytes
+"""
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "qwen3_moe"])
@@ -173,3 +189,22 @@ def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any, kind: str) 
         enable_expert_parallel=kind.endswith("_moe"), **shared,
     )["answers"]  # fmt: skip
     assert bits(one[0][0]) == bits(two[0][0]) == bits(two[1][3])
+
+
+def test_a_rank_with_another_plan_stops_the_engine(
+    engine: Engine, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, weight in (("plan.json", (64, 64)), ("other.json", (96, 64))):
+        plan.build([weight], device="cpu").save(tmp_path / name)
+    (tmp_path / "sitecustomize.py").write_text(OTHER_FILE)
+    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    stopped = engine.process(
+        models("qwen2"), [[request([5, 6, 7], GREEDY)]], asked=False,
+        environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, tensor_parallel_size=2,
+        additional_config={"samebits": {"plan": str(tmp_path / "plan.json")}},
+    )  # fmt: skip
+    said = [x for x in (stopped.stdout + stopped.stderr).splitlines() if "PlanError: the" in x]
+    assert stopped.returncode != 0
+    assert all("different bits: contracts and schedules is" in line for line in said)
+    assert {rank for rank in ("TP0", "TP1") if any(rank in line for line in said)} == {"TP0", "TP1"}
