@@ -38,6 +38,10 @@ def test_what_does_not_fit_is_said_before_anything_is_allocated() -> None:
     assert 'form="int8"' not in str(
         e.value
     )  # with its workspace a model of two layers gains little
+    with pytest.raises(CapacityError, match=r"What would: length=1$"):  # but no batch of 0
+        plan.check(4 * plan.row_bytes)
+    with pytest.raises(CapacityError, match=r"What would: a smaller model$"):
+        plan.check(0)
     with pytest.raises(CapacityError, match="does not fit"):
         sbt.KVCache.for_model(model, batch=2**20, length=2**20)
     assert free_memory(torch.device("cpu")) > 2**20

@@ -107,7 +107,8 @@ class CachePlan:
             return
         name = str(self.dtype).removeprefix("torch.")
         row = self.row_bytes
-        options = [f"length={free // (self.batch * row)}", f"batch={free // (self.length * row)}"]
+        fits = {"length": free // (self.batch * row), "batch": free // (self.length * row)}
+        options = [f"{what}={most}" for what, most in fits.items() if most]
         for form in ("int8", "fp8"):
             smaller = replace(self, form=form)
             if self.form == "full" and smaller.bytes <= free:
@@ -116,7 +117,7 @@ class CachePlan:
             f"a KV cache of {_size(self.bytes)} ({self.batch} sequences of {self.length} tokens, "
             f"{len(self.layers)} layers, {self.row_bytes} bytes a token, {name}, {self.form}) does "
             f"not fit into the {_size(free)} that are free on {self.device}. What would: "
-            f"{', '.join(options)}"
+            f"{', '.join(options) or 'a smaller model'}"
         )
 
 
