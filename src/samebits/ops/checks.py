@@ -22,6 +22,10 @@ def engine_tensor(op: str, x: torch.Tensor, *, gpu: bool = False) -> torch.Tenso
         DTypeError: not a dense fp32, bf16 or fp16 tensor in CPU memory (or on a GPU, with `gpu`).
         SamebitsError: a gradient is required: it flows under the switch, not through ``ops``.
     """
+    if not isinstance(x, torch.Tensor):
+        raise DTypeError(
+            f"{op} takes tensors, not {type(x).__name__}: look at the order of arguments"
+        )
     readable = x.is_cpu or (gpu and x.is_cuda)
     if x.dtype not in DTYPE_CODE or not readable or x.layout is not torch.strided:
         kind = x.dtype if x.layout is torch.strided else f"{x.layout} {x.dtype}"

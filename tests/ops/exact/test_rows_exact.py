@@ -100,3 +100,8 @@ def test_what_is_not_covered_is_refused() -> None:
         ops.exact.sum(torch.randn(3), 1)
     with pytest.raises(ShapeError):
         ops.exact.rms_norm(torch.randn(2, 3), torch.randn(2))
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    with pytest.raises(DTypeError, match=r"exact\.layer_norm takes tensors, not tuple"):
+        ops.exact.layer_norm(torch.ones(2, 4), (4,))  # type: ignore[arg-type]  # torch's order

@@ -120,7 +120,7 @@ def parts(common: Any) -> list[Part]:
         stop = whole.rows.stop if j == count else int(offsets[j])
         part = Part(
             slice(int(offsets[i]), stop), whole.offsets[i : j + 1], whole.lengths[i:j],
-            whole.pages[i:j], int(rows[i:j].max()),
+            whole.pages[i:j], max(1, int(rows[i:j].max())),  # a graph may add requests of no row
         )  # fmt: skip
         if i:
             part.offsets = part.offsets - int(offsets[i])
