@@ -53,12 +53,12 @@ def write(kind: str, folder: Path, **changes: Any) -> Path:
     """Writes a checkpoint of one of `KINDS`; the same weights every time.
 
     Args:
-        changes: entries of the configuration that do not change shapes.
+        changes: entries of the configuration; of sizes the hidden one and the numbers of heads.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = _COMMON | KINDS[kind]
+    config = _COMMON | KINDS[kind] | changes
     tensors = _tensors(kind, config)
-    (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
 
@@ -66,6 +66,8 @@ def write(kind: str, folder: Path, **changes: Any) -> Path:
 def _tensors(kind: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     noise = torch.Generator().manual_seed(7)
     found: dict[str, torch.Tensor] = {}
+    hidden, queries = config["hidden_size"], config["num_attention_heads"]
+    keys = config["num_key_value_heads"]
 
     def matrix(name: str, out: int, into: int, scale: float = 1.5) -> None:
         w = torch.randn(out, into, generator=noise) * scale * into**-0.5
@@ -74,34 +76,34 @@ def _tensors(kind: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     def vector(name: str, size: int, middle: float) -> None:
         found[name] = (middle + 0.2 * torch.randn(size, generator=noise)).to(torch.bfloat16)
 
-    matrix("model.embed_tokens", VOCABULARY, HIDDEN, HIDDEN**0.5)
+    matrix("model.embed_tokens", VOCABULARY, hidden, hidden**0.5)
     for i in range(LAYERS):
         layer = f"model.layers.{i}"
-        vector(f"{layer}.input_layernorm.weight", HIDDEN, 1)
-        vector(f"{layer}.post_attention_layernorm.weight", HIDDEN, 1)
-        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            matrix(f"{layer}.self_attn.{name}_proj", heads * HEAD, HIDDEN)
+        vector(f"{layer}.input_layernorm.weight", hidden, 1)
+        vector(f"{layer}.post_attention_layernorm.weight", hidden, 1)
+        for name, heads in (("q", queries), ("k", keys), ("v", keys)):
+            matrix(f"{layer}.self_attn.{name}_proj", heads * HEAD, hidden)
             if kind in _BIASED:
                 vector(f"{layer}.self_attn.{name}_proj.bias", heads * HEAD, 0)
-        matrix(f"{layer}.self_attn.o_proj", HIDDEN, HEADS * HEAD)
+        matrix(f"{layer}.self_attn.o_proj", hidden, queries * HEAD)
         if kind not in _BIASED:
             vector(f"{layer}.self_attn.q_norm.weight", HEAD, 1)
             vector(f"{layer}.self_attn.k_norm.weight", HEAD, 1)
         mlps = {f"{layer}.mlp": INNER}
         if kind.endswith("_moe"):
-            matrix(f"{layer}.mlp.gate", config["num_experts"], HIDDEN)
+            matrix(f"{layer}.mlp.gate", config["num_experts"], hidden)
             inner = config["moe_intermediate_size"]
             mlps = {f"{layer}.mlp.experts.{e}": inner for e in range(config["num_experts"])}
         if kind == "qwen2_moe":
-            matrix(f"{layer}.mlp.shared_expert_gate", 1, HIDDEN)
+            matrix(f"{layer}.mlp.shared_expert_gate", 1, hidden)
             mlps[f"{layer}.mlp.shared_expert"] = config["shared_expert_intermediate_size"]
         for mlp, inner in mlps.items():
-            matrix(f"{mlp}.gate_proj", inner, HIDDEN)
-            matrix(f"{mlp}.up_proj", inner, HIDDEN)
-            matrix(f"{mlp}.down_proj", HIDDEN, inner)
-    vector("model.norm.weight", HIDDEN, 1)
+            matrix(f"{mlp}.gate_proj", inner, hidden)
+            matrix(f"{mlp}.up_proj", inner, hidden)
+            matrix(f"{mlp}.down_proj", hidden, inner)
+    vector("model.norm.weight", hidden, 1)
     if not config["tie_word_embeddings"]:
-        matrix("lm_head", VOCABULARY, HIDDEN, 3)
+        matrix("lm_head", VOCABULARY, hidden, 3)
     return found
 
 

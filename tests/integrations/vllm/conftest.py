@@ -27,7 +27,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models")
-    return lambda kind: write(kind, folder / kind)
+
+    def checkpoint(kind: str, **changes: Any) -> Path:
+        return write(kind, folder / "-".join([kind, *map(str, changes.values())]), **changes)
+
+    return checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -173,22 +173,26 @@ def test_what_is_not_covered_is_refused_with_all_reasons(engine: Engine, models:
     assert "promises nothing" in warned.stdout + warned.stderr
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "qwen2_moe"])
-def test_two_ranks_give_the_bits_of_one(engine: Engine, models: Any, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "kv_heads"), [("qwen3", 2), ("qwen3_moe", 4), ("qwen2_moe", 2)])
+def test_two_and_four_ranks_give_the_bits_of_one(
+    engine: Engine, models: Any, kind: str, kv_heads: int
+) -> None:
+    """Of two KV heads four ranks hold each twice; of four, each rank holds its own."""
+    model = models(kind, hidden_size=512, num_attention_heads=8, num_key_value_heads=kv_heads)
     rng = random.Random(8)
-    needle = request(prompt(rng, 100), SEEDED)
-    shared = {
-        "additional_config": {"samebits": {"tp_invariant": True}},
-        "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-    }
-    one = engine.run(models(kind), [[needle]], additional_config=shared["additional_config"])[
-        "answers"
-    ]
-    two = engine.run(
-        models(kind), [[needle], company(rng, needle, 7)], tensor_parallel_size=2,
-        enable_expert_parallel=kind.endswith("_moe"), **shared,
-    )["answers"]  # fmt: skip
-    assert bits(one[0][0]) == bits(two[0][0]) == bits(two[1][3])
+    greedy, seeded = (request(prompt(rng, 100), options) for options in (GREEDY, SEEDED))
+    crowd = [*company(rng, greedy, 6, (GREEDY, SEEDED, PENALISED)), seeded]
+    found = []
+    for ranks in (1, 2, 4):
+        answers = engine.run(
+            model, [[greedy], [seeded], crowd], tensor_parallel_size=ranks,
+            enable_expert_parallel=kind.endswith("_moe"),
+            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"[: 2 * ranks - 1]},
+            additional_config={"samebits": {"tp_invariant": True}},
+        )["answers"]  # fmt: skip
+        found.append([[bits(answer) for answer in batch] for batch in answers])
+    assert found[0][0][0] == found[0][2][3] and found[0][1][0] == found[0][2][-1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_rank_with_another_plan_stops_the_engine(

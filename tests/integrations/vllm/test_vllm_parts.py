@@ -290,9 +290,15 @@ def test_leaves_of_a_row_parallel_product_follow_k(k: int, parts: int) -> None:
     assert layers.shared_parts(k) == parts
 
 
-def test_a_k_without_common_leaves_is_refused() -> None:
-    with pytest.raises(ShapeError, match="K = 576"):
-        layers.shared_parts(576)
+@pytest.mark.parametrize(("k", "ranks", "edge"), [(576, 1, 256), (768, 4, 512), (1536, 8, 1024)])
+def test_a_k_without_common_leaves_is_refused_when_weights_are_loaded(
+    k: int, ranks: int, edge: int
+) -> None:
+    class Row:
+        forward, input_size, tp_size = layers._row_parallel, k, ranks
+
+    with pytest.raises(ShapeError, match=f"K = {k} .* no multiple of {edge}: {ranks} ranks"):
+        layers._weights_ready(None, Row())
 
 
 def test_features_of_all_ranks_count_shared_heads_once() -> None:

@@ -73,7 +73,12 @@ def _weights_ready(self: Any, layer: Any) -> None:
     The weight is kept as a plain tensor beside vLLM's parameter, whose class makes every operation
     on it pass through Python. Where nothing else reads the parameter it gives up its memory, as it
     does in vLLM, which packs weights on a CPU too.
+
+    Raises:
+        ShapeError: ranks cannot share a tree over the K of a row-parallel layer.
     """
+    if type(layer).forward is _row_parallel:  # now, and not at the first request
+        shared_parts(layer.input_size, layer.tp_size)
     layer.samebits_weight = weight = layer.weight.data
     layer.samebits_tree = tree_of_whole(layer)
     layer.samebits_packed = None
@@ -144,15 +149,18 @@ def _apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tens
     return opaque.linear(x, layer.samebits_weight, bias, layer.samebits_tree)
 
 
-def shared_parts(k: int) -> int:
+def shared_parts(k: int, ranks: int = 1) -> int:
     """Leaves of a row-parallel product over K in all: a function of K alone.
 
     Raises:
-        ShapeError: K cannot be cut at multiples of 128 into two equal parts.
+        ShapeError: K cannot be cut at multiples of 128 into equal parts, two or one for each rank.
     """
     parts = shared_leaves(k)
-    if not parts:
-        raise ShapeError(f"K = {k} is no multiple of {2 * LEAF_EDGE}: ranks have no common leaves")
+    if not parts or parts % ranks:
+        raise ShapeError(
+            f"K = {k} of a row-parallel layer is no multiple of {max(2, ranks) * LEAF_EDGE}: "
+            f"{ranks} ranks have no tree in common with other numbers of them"
+        )
     return parts
 
 
@@ -165,9 +173,8 @@ def _row_parallel(self: Any, x: Tensor) -> Any:
             remedy="Run this model on one tensor-parallel rank",
         )  # fmt: skip
     bias = None if self.skip_bias_add else self.bias
-    y = ops.row_parallel_linear(
-        x, self.samebits_weight, bias, parts=shared_parts(self.input_size), group=_group(self)
-    )
+    parts = shared_parts(self.input_size, self.tp_size)
+    y = ops.row_parallel_linear(x, self.samebits_weight, bias, parts=parts, group=_group(self))
     if not self.return_bias:
         return y
     return y, (self.bias if self.skip_bias_add else None)
