@@ -93,7 +93,7 @@ def _parts(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """What `wide_kernel` leaves of x and w, and the terms of a part."""
     few = m <= 16
-    bm, bn, bk = (16, 64, 16) if few else (32, 64, 16)
+    bm, bn, bk = (16 if few else 32), 64, 16
     tiles = -(-n // bn) * -(-m // bm) * items
     words = k // 2 if x.element_size() == 2 else k
     steps = max(1, -(-words // bk))
