@@ -1,6 +1,13 @@
-"""Exact all-reduce over gloo: the exact sum, for every number of ranks and whoever holds what."""
+"""Exact all-reduce: the exact sum, for every number of ranks and whoever holds what.
+
+Over gloo on a CPU; over NCCL where there is a GPU, which ranks share if there are too few.
+"""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,27 +43,36 @@ def operands(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor, 
     return found
 
 
-def rank(index: int, ranks: int, folder: str) -> None:
+def rank(index: int, ranks: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=index,
+    backend, place = "gloo", torch.device(device)
+    if device == "cuda":
+        gpus = torch.cuda.device_count()
+        backend, place = "nccl", torch.device(device, index % gpus)
+        torch.cuda.set_device(place)
+        if gpus < ranks:  # NCCL refuses two ranks of one host on a GPU
+            os.environ["NCCL_HOSTID"] = f"rank {index}"
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet{ranks}", rank=index,
                             world_size=ranks)  # fmt: skip
     found: dict[str, torch.Tensor] = {}
     for dtype in DTYPES:
         for n in LENGTHS:
-            x = terms(ranks, dtype, n)
+            x = terms(ranks, dtype, n).to(place)
             found[f"{dtype} {n}"] = ops.exact.all_reduce(x[index])
             whole, collective._PIECE = collective._PIECE, 700  # the last piece is a short one
             found[f"{dtype} {n} turned"] = ops.exact.all_reduce(x[index - 1])
             collective._PIECE = whole
-            two = terms(2, dtype, n)
+            two = terms(2, dtype, n).to(place)
             if ranks > 1:  # two terms, and nothing on further ranks
-                held = two[index // 2] if index % (ranks // 2) == 0 else torch.zeros(n, dtype=dtype)
-                held = two[index] if ranks == 2 else held
+                held = torch.zeros_like(two[0])
+                if index % (ranks // 2) == 0:
+                    held = two[index // (ranks // 2)]
                 found[f"{dtype} {n} two"] = ops.exact.all_reduce(held)
             stock = x[index].clone()
             dist.all_reduce(stock)
             found[f"{dtype} {n} stock"] = stock
-        for name, (x, w, b) in operands(dtype).items():
+        for name, operand in operands(dtype).items():
+            x, w, b = (t.to(place) for t in operand)
             edges = SHARES[ranks]
             at = slice(edges[index], edges[index + 1])
             y = ops.exact.row_parallel_linear(x[:, at], w[:, at], b)
@@ -64,23 +80,31 @@ def rank(index: int, ranks: int, folder: str) -> None:
     if ranks == 4:
         pair = dist.new_group([0, 1])
         if index < 2:
-            found["pair"] = ops.exact.all_reduce(torch.ones(3), pair)
+            found["pair"] = ops.exact.all_reduce(torch.ones(3, device=place), pair)
         else:
             with pytest.raises(SamebitsError, match="not among the ranks"):
-                ops.exact.all_reduce(torch.ones(3), pair)
-    torch.save(found, f"{folder}/{ranks}-{index}.pt")
+                ops.exact.all_reduce(torch.ones(3, device=place), pair)
+    torch.save({name: y.cpu() for name, y in found.items()}, f"{folder}/{ranks}-{index}.pt")
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, torch.Tensor]]]:
+def spawned(folder: Path, device: str) -> dict[int, list[dict[str, torch.Tensor]]]:
     """By number of ranks, what each rank computed."""
-    folder = tmp_path_factory.mktemp("ranks")
     found = {}
     for ranks in (1, 2, 4):
-        mp.spawn(rank, args=(ranks, str(folder)), nprocs=ranks)  # type: ignore[no-untyped-call]
+        args = (ranks, str(folder), device)
+        mp.spawn(rank, args=args, nprocs=ranks)  # type: ignore[no-untyped-call]
         found[ranks] = [torch.load(folder / f"{ranks}-{i}.pt") for i in range(ranks)]
     return found
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def results(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, torch.Tensor]]]:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU: none is visible")
+    return spawned(tmp_path_factory.mktemp("ranks"), request.param)
 
 
 @pytest.mark.parametrize("n", LENGTHS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -253,6 +254,9 @@ def run(
 ) -> None:  # fmt: skip
     """One process of a spawn: a rank of each number of ranks that has it, one after another.
 
+    Over NCCL a GPU is a rank's alone, unless ranks seem to be on hosts of their own; then they talk
+    by way of the network.
+
     Writes its digests to ``{ranks}-{index}.json``, and why where a case has none.
     """
     torch.set_num_threads(1)
@@ -260,6 +264,8 @@ def run(
     if device == "cuda":
         place = torch.device("cuda", index % torch.cuda.device_count())
         torch.cuda.set_device(place)
+        if backend == "nccl" and max(counts) > torch.cuda.device_count():
+            os.environ["NCCL_HOSTID"] = f"rank {index}"
     dist.init_process_group(
         backend, init_method=f"file://{folder}/meet", rank=index, world_size=max(counts),
         timeout=timedelta(seconds=120),

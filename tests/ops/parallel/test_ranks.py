@@ -88,6 +88,15 @@ def test_ranks_that_share_gpus(tmp_path: Path, dtype: torch.dtype) -> None:
     assert others(only(found, STOCK))
 
 
+@pytest.mark.skipif(gpus() < 1, reason="needs a GPU: none is visible")
+def test_ranks_that_share_gpus_over_nccl(tmp_path: Path) -> None:
+    """In captured graphs. A message waits for both ranks' turns on the GPU, so sizes are few."""
+    few = replace(GPU, tokens=(1, 65), dtypes=(torch.bfloat16,), repeats=2)
+    found = spawn(tmp_path, "cuda", "nccl", (1, 2, 4), few, list(CASES))
+    assert not [w for name in CASES if name != STOCK for w in others(only(found, name))]
+    assert others(only(found, STOCK))
+
+
 @pytest.mark.skipif(gpus() < 2, reason=f"needs two GPUs or more for NCCL: {gpus()} visible")
 def test_a_rank_a_gpu(tmp_path: Path) -> None:
     """Over NCCL, for all numbers of tokens, 200 times."""

@@ -149,7 +149,8 @@ def row_parallel_linear(
     out, left = join(y, e, x.dtype)
     at = left.nonzero().flatten()  # the same on every rank
     if at.numel():
-        held = integers.limbs(rows.cpu(), weight.cpu(), (at // n).cpu(), (at % n).cpu())
+        (i, row), (j, column) = (t.unique(return_inverse=True) for t in (at // n, at % n))
+        held = integers.limbs(rows[i].cpu(), weight[j].cpu(), row.cpu(), column.cpu())
         total = _gathered(held.to(x.device), ranks).sum(0).cpu()
         more = None if bias is None else term.reshape(-1)[at].cpu()
         out[at] = integers.value(total, more, x.dtype).to(x.device)
