@@ -136,7 +136,7 @@ def bench_cpu(
     area: Annotated[
         list[str] | None,
         typer.Option(
-            help="cpu_linear, cpu_attention, cpu_rows, cpu_generation or cpu_overhead; "
+            help="cpu_linear, cpu_attention, cpu_rows, cpu_exact, cpu_generation or cpu_overhead; "
             "may be repeated (default: all)"
         ),
     ] = None,
@@ -159,7 +159,8 @@ def bench_gpu(
     area: Annotated[
         list[str] | None,
         typer.Option(
-            help="linear, skinny, attention, rows, moe or layer; may be repeated (default: all)"
+            help="linear, skinny, attention, rows, moe, layer, exact or portable; "
+            "may be repeated (default: all)"
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a few points of each area")] = False,
@@ -201,7 +202,7 @@ def bench_ranks(
     quick: Annotated[bool, typer.Option("--quick", help="every third size")] = False,
     json: Annotated[Path | None, typer.Option(help="write all figures to this file")] = None,
 ) -> None:
-    """Partial sums of several GPUs joined, and row-parallel layers, against a stock all-reduce."""
+    """Partial sums joined, exact sums and row-parallel layers, against a stock all-reduce."""
     from samebits.bench import gpu, gpu_ranks
     from samebits.check.environment import gpu_environment
     from samebits.errors import SamebitsError

@@ -15,6 +15,7 @@ AREAS: tuple[str, ...] = (
     "cpu_linear",
     "cpu_attention",
     "cpu_rows",
+    "cpu_exact",
     "cpu_generation",
     "cpu_overhead",
 )

@@ -16,7 +16,9 @@ from samebits.bench.gpu_timing import Ceilings, Race
 from samebits.errors import SettingError
 
 #: Areas in the order of the report; module ``samebits.bench.gpu_<area>``.
-AREAS: tuple[str, ...] = ("linear", "skinny", "attention", "rows", "moe", "layer")
+AREAS: tuple[str, ...] = (
+    "linear", "skinny", "attention", "rows", "moe", "layer", "exact", "portable",
+)  # fmt: skip
 OURS = "samebits"
 
 

@@ -1,4 +1,6 @@
-"""Ranks on the GPUs of this machine: partial sums joined, against a stock all-reduce.
+"""Ranks on the GPUs of this machine: partial sums joined, exact sums, and layers.
+
+Held against a stock all-reduce.
 
 A process a GPU. Contenders are captured as CUDA graphs with the same number of calls on every rank,
 and replayed in turns; the ranks' GPUs meet before each replay. A call takes as long as on the
@@ -38,6 +40,8 @@ WEIGHTS = {"o": (4096, 4096), "down": (4096, 12288)}
 TOKENS = (1, 8, 64, 256, 1024, 2048, 8192)
 #: Up to so many rows it is a decode; how much longer than stock decode and prefill may take.
 DECODE, LONGER = 256, (1.1, 1.3)
+#: How much longer an exact all-reduce may take.
+EXACT = 2.0
 STOCK, MESSAGES = "all_reduce", "messages"
 ROUNDS, SECONDS, MOST_CALLS = 7, 5e-3, 256
 #: Seconds that a rank may take to start, or to give its next line.
@@ -138,6 +142,9 @@ def measured(ranks: Ranks, quick: bool = False) -> Iterator[Line]:
     """What every rank measures, in the same order."""
     for rows in ROWS[:: 3 if quick else 1]:
         yield _joined(ranks, rows)
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows in ROWS[:: 3 if quick else 1]:
+            yield _exact(ranks, rows, dtype)
     for name, (n, k) in WEIGHTS.items():
         for tokens in TOKENS[:: 3 if quick else 1]:
             yield _layer(ranks, name, n, k, tokens)
@@ -157,8 +164,27 @@ def _joined(ranks: Ranks, rows: int) -> Line:
     }
     seconds = race(ranks, contenders, sets, guess=2e-5 + size / 2e11)
     moved = size * 2 * (ranks.size - 1) / ranks.size
-    name = f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
-    return _line(f"join, {ranks.size} ranks", name, seconds, rows, size=moved)
+    return _line(f"join, {ranks.size} ranks", _amount(size), seconds, rows, size=moved)
+
+
+def _exact(ranks: Ranks, rows: int, dtype: torch.dtype) -> Line:
+    """Every rank holds all numbers; their exact sums, and what NCCL's all-reduce makes of them."""
+    size = rows * WIDTH * dtype.itemsize
+    sets = min(sets_for(size * 2), 32)
+    x = [torch.randn(rows, WIDTH, device="cuda").to(dtype) for _ in range(sets)]
+    y = [torch.zeros_like(t) for t in x]
+    contenders: dict[str, Work] = {
+        OURS: lambda i: ops.exact.all_reduce(x[i], ranks.group),
+        STOCK: lambda i: dist.all_reduce(y[i], group=ranks.group),
+    }
+    seconds = race(ranks, contenders, sets, guess=5e-5 + size / 1e11)
+    moved = size * 2 * (ranks.size - 1) / ranks.size
+    group = f"exact {str(dtype).removeprefix('torch.')}, {ranks.size} ranks"
+    return _line(group, _amount(size), seconds, rows, size=moved, longer=EXACT)
+
+
+def _amount(size: int) -> str:
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
 
 
 def _layer(ranks: Ranks, name: str, n: int, k: int, tokens: int) -> Line:
@@ -185,11 +211,11 @@ def _layer(ranks: Ranks, name: str, n: int, k: int, tokens: int) -> Line:
 
 def _line(
     group: str, case: str, seconds: dict[str, float], rows: int, flops: float = 0.0,
-    size: float = 0.0,
+    size: float = 0.0, longer: float | None = None,
 ) -> Line:  # fmt: skip
     against = tuple(name for name in seconds if STOCK in name)
     return Line("ranks", group, case, seconds, against, flops, size,
-                target=1 / LONGER[rows > DECODE], x=rows)  # fmt: skip
+                target=1 / (longer or LONGER[rows > DECODE]), x=rows)  # fmt: skip
 
 
 def race(ranks: Ranks, contenders: Mapping[str, Work], sets: int, guess: float) -> dict[str, float]:

@@ -52,4 +52,4 @@ def _ratio(row: Row) -> str:
 
 
 def _aim(row: Row) -> str:
-    return "" if row.target is None else f"[dim]≥ {row.target:g}x[/]"
+    return "" if row.target is None else f"[dim]≥ {row.target:.3g}x[/]"

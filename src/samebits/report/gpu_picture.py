@@ -25,6 +25,8 @@ _TITLES = {
     "rows": "Norms, softmax, activations",
     "moe": "Mixture of experts",
     "layer": "A decoder layer of Qwen3-8B",
+    "exact": "Exact sums, against sums in any order",
+    "portable": "Portable fp32 products",
 }
 
 

@@ -12,6 +12,8 @@ open the ranks exchange sums without rounding, which are integers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -149,7 +151,8 @@ def row_parallel_linear(
     out, left = join(y, e, x.dtype)
     at = left.nonzero().flatten()  # the same on every rank
     if at.numel():
-        (i, row), (j, column) = (t.unique(return_inverse=True) for t in (at // n, at % n))
+        places: tuple[Any, Any] = at // n, at % n
+        (i, row), (j, column) = (p.unique(return_inverse=True) for p in places)
         held = integers.limbs(rows[i].cpu(), weight[j].cpu(), row.cpu(), column.cpu())
         total = _gathered(held.to(x.device), ranks).sum(0).cpu()
         more = None if bias is None else term.reshape(-1)[at].cpu()
