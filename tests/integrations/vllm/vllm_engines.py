@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,46 @@ class Engine:
         self, model: Path, batches: list[list[Request]], *, asked: bool,
         environment: dict[str, str], script: str = "scenario.py", **engine: Any,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        command, given, env = self._start(model, batches, asked, environment, script, engine)
+        return subprocess.run(
+            command, input=given, capture_output=True, text=True, env=env, check=False, timeout=540,
+        )  # fmt: skip
+
+    def on_one_gpu(
+        self, model: Path, batches: list[list[Request]], ranks: int, *, asked: bool = True,
+        **engine: Any,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """What each of several ranks says that share a GPU and talk over NCCL.
+
+        A launcher starts them, as torchrun would. NCCL refuses a GPU to two ranks of one host, so
+        each has a host of its own; they talk by way of the network, and wait for each other's turns
+        on the GPU.
+        """
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        meet = {
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+        }  # fmt: skip
+        engine = {
+            "distributed_executor_backend": "external_launcher", "disable_custom_all_reduce": True,
+            "tensor_parallel_size": ranks, "gpu_memory_utilization": 0.15,
+            "kv_cache_memory_bytes": 1 << 30,
+        } | engine  # fmt: skip
+        with ThreadPoolExecutor(ranks) as pool:
+
+            def run(rank: int) -> dict[str, Any]:
+                own = {"RANK": str(rank), "NCCL_HOSTID": f"rank {rank}"}
+                return self.run(model, batches, asked=asked, environment=meet | own, **engine)
+
+            return list(pool.map(run, range(ranks)))
+
+    def _start(
+        self, model: Path, batches: list[list[Request]], asked: bool,
+        environment: dict[str, str], script: str, engine: dict[str, Any],
+    ) -> tuple[list[str], str, dict[str, str]]:  # fmt: skip
+        """Command, input and environment of a process."""
         paths = [str(self.site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         env = {k: v for k, v in os.environ.items() if k != "SAMEBITS"}
         env |= {"PYTHONPATH": os.pathsep.join(paths)} | environment
@@ -50,11 +92,8 @@ class Engine:
             "max_model_len": 1024, "max_num_seqs": 64, "max_num_batched_tokens": 256,
             "enforce_eager": True, "disable_log_stats": True,
         } | engine  # fmt: skip
-        return subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(script))],
-            input=json.dumps({"engine": arguments, "batches": batches}),
-            capture_output=True, text=True, env=env, check=False, timeout=540,
-        )  # fmt: skip
+        command = [sys.executable, str(Path(__file__).with_name(script))]
+        return command, json.dumps({"engine": arguments, "batches": batches}), env
 
 
 GREEDY: Request = {"temperature": 0.0}
