@@ -32,6 +32,41 @@ def test_the_same_arguments_get_the_same_ticket() -> None:
     assert tickets.take(cpu) == []
 
 
+def test_more_kinds_than_a_block_holds_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is expected of them nor who was wrong; earlier ones stay where they are."""
+    monkeypatch.setattr(tickets, "ROWS", 2)
+    cpu, kinds = torch.device("cpu"), [tickets.Subject("linear", str(i), "") for i in range(5)]
+    made = [tickets.ticket(cpu, kind, 10 + i) for i, kind in enumerate(kinds)]
+    assert [row.tolist() for row in made] == [[10 + i, 0, 0, 0] for i in range(5)]
+    assert len({row.data_ptr() for row in made}) == 5
+    for i in (1, 4):
+        made[i][1] += i
+    assert tickets.take(cpu) == [(kinds[1], 1), (kinds[4], 4)]
+    assert tickets.take(cpu) == []
+    again = [tickets.ticket(cpu, kind, 10 + i).data_ptr() for i, kind in enumerate(kinds)]
+    assert again == [row.data_ptr() for row in made]
+
+
+def test_what_is_found_while_counts_are_read_is_told_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels on other streams add after the reading, too; 2^31 is no end."""
+    cpu = torch.device("cpu")
+    made, read = tickets.ticket(cpu, SUBJECT, 1), torch.Tensor.tolist
+    made[1] = 2**31 - 1
+
+    def reads(x: torch.Tensor) -> Any:
+        found = read(x)
+        made[1] += 2  # wraps round
+        return found
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(torch.Tensor, "tolist", reads)
+        assert tickets.take(cpu) == [(SUBJECT, 2**31 - 1)]
+    assert tickets.take(cpu) == [(SUBJECT, 2)]
+    assert tickets.take(cpu) == []
+
+
 def test_a_thread_that_captures_leaves_the_capture_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

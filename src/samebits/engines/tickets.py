@@ -7,9 +7,10 @@ A ticket is four int32 on the device:
     2  keys that a leaf of the contract's attention holds, else 0
 
 A kernel compares by itself; nothing waits for it. The tickets of a device lie in one table, which
-is read as a whole whenever somebody wants to know (`take`), e.g. once a step. It stays where it is
-as long as the process runs, so kernels get a ticket by its address: captured graphs, and launches
-that start again without Python (`driver.recipes`), keep writing there.
+is read as a whole whenever somebody wants to know (`take`), e.g. once a step. What it has stays
+where it is as long as the process runs, so kernels get a ticket by its address: captured graphs,
+and launches that start again without Python (`driver.recipes`), keep writing there. A table that is
+full goes on in another block of rows: no two kinds of calls ever share a ticket.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: Tickets of a device; kinds of calls beyond that share the last one.
+#: Tickets of a block. Most processes need one, which is read at once.
 ROWS = 1 << 12
 _EXPECTED, _WRONG, _LEAF = range(3)
 
@@ -37,14 +38,21 @@ class Subject:
 
 
 class _Table:
-    def __init__(self, device: torch.device) -> None:
-        self.rows = torch.zeros(ROWS, 4, dtype=torch.int32, device=device)
+    """The tickets of a device: ticket i is row i % ROWS of block i // ROWS, for ``subjects[i]``.
+
+    What was taken is remembered here, and not set back there: kernels on other streams may be
+    adding.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[torch.Tensor] = []
         self.subjects: list[Subject] = []
         self.known: dict[tuple[Subject, int, int], torch.Tensor] = {}
+        self.taken: list[list[int]] = []
 
 
 _tables: dict[torch.device, _Table] = {}
-_lock = threading.Lock()
+_lock, _reading = threading.Lock(), threading.Lock()
 _checking = False
 
 
@@ -67,12 +75,14 @@ def ticket(device: torch.device, subject: Subject, expected: int, leaf: int = 0)
         leaf: keys of a leaf, for attention.
     """
     with _lock:
-        table, key = _tables.get(device), (subject, expected, leaf)
-        if table is None or key not in table.known:
+        table, key = _tables.setdefault(device, _Table()), (subject, expected, leaf)
+        if key not in table.known:
             with _outside_of_captures(device):
-                if table is None:
-                    table = _tables[device] = _Table(device)
-                row = table.rows[min(len(table.subjects), ROWS - 1)]
+                block, place = divmod(len(table.subjects), ROWS)
+                if block == len(table.blocks):
+                    table.taken.append([])
+                    table.blocks.append(torch.zeros(ROWS, 4, dtype=torch.int32, device=device))
+                row = table.blocks[block][place]
                 signed = expected - (1 << 32) if expected >> 31 else expected
                 row.copy_(torch.tensor([signed, 0, leaf, 0], dtype=torch.int32))
             table.subjects.append(subject)
@@ -110,10 +120,15 @@ def take(device: torch.device) -> list[tuple[Subject, int]]:
     table = _tables.get(device)
     if table is None or not table.subjects:
         return []
-    used = min(len(table.subjects), ROWS)
-    wrong = table.rows[:used, _WRONG]
-    found = wrong.tolist()
-    if not any(found):
-        return []
-    wrong.zero_()
-    return [(table.subjects[i], n) for i, n in enumerate(found) if n]
+    told = []
+    with _reading:
+        for block, rows in enumerate(list(table.blocks)):
+            subjects = table.subjects[block * ROWS :][:ROWS]
+            counts, taken = rows[: len(subjects), _WRONG].tolist(), table.taken[block]
+            if counts == taken:
+                continue
+            taken += [0] * (len(counts) - len(taken))
+            table.taken[block] = counts
+            wrong = [(now - then) & 0xFFFFFFFF for now, then in zip(counts, taken, strict=True)]
+            told += [(subject, n) for subject, n in zip(subjects, wrong, strict=True) if n]
+    return told

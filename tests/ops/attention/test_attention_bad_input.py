@@ -10,6 +10,7 @@ from attention_cases import qkv
 
 from samebits.errors import DTypeError, ShapeError, UncoveredError
 from samebits.ops.attention import attention, attention_paged, attention_varlen
+from samebits.ops.attention import paged as paged_cache
 
 Q, K, V = qkv(0, 1, 4, 2, 3, 5)
 
@@ -127,3 +128,34 @@ def test_packed_gradients_are_refused() -> None:
         attention_varlen(
             q.detach().requires_grad_(), k, v, torch.tensor([0, 3]), torch.tensor([0, 5])
         )
+
+
+def test_out_is_not_what_is_still_read() -> None:
+    """Nor a part of it. Memory between an operand's rows may be."""
+    fused = torch.randn(3, 5, 4, 16, generator=torch.Generator().manual_seed(0))
+    q, k, v, out, spare = fused.unbind(1)  # [3, 4, 16] each, of rows of 320
+    cu, table = torch.tensor([0, 3]), torch.tensor([[0]])
+    pages, wants = (k.unsqueeze(0), v.unsqueeze(0)), attention_varlen(q, k, v, cu, cu, causal=True)
+
+    def paged(out: torch.Tensor) -> Any:
+        return attention_paged(q, *pages, table, torch.tensor([3]), cu, out=out)
+
+    def varlen(out: torch.Tensor) -> Any:
+        return attention_varlen(q, k, v, cu, cu, causal=True, out=out)
+
+    def of_a_step(out: torch.Tensor) -> torch.Tensor:
+        step = paged_cache.step(
+            "attention_paged", table, torch.tensor([3]), cu, rows=3, pages=1, page=3
+        )
+        paged_cache.attend(
+            q, *pages, step, scale=0.25, causal=True, window=None, softcap=None, sinks=None, out=out
+        )
+        return out
+
+    for call in (varlen, paged, of_a_step):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            shifted = fused.as_strided(x.shape, x.stride(), x.storage_offset() + 8)
+            for taken in (x, shifted):
+                with pytest.raises(ShapeError, match=f"out shares memory with {name}"):
+                    call(taken)
+        assert torch.equal(call(out), wants) and torch.equal(call(spare), wants)

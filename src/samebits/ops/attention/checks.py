@@ -130,6 +130,48 @@ def writable(op: str, name: str, x: torch.Tensor) -> None:
         raise DTypeError(f"{op}: {name} is a negated view; results cannot be written to it")
 
 
+def apart(op: str, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """What a kernel writes to is nothing that it still reads.
+
+    Raises:
+        ShapeError: `out` shares memory with an operand; or lies between its elements in a way that
+            is not taken apart here.
+    """
+    memory = out.untyped_storage()
+    start, stop = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        memory = x.untyped_storage()
+        first = memory.data_ptr()
+        if first < stop and start < first + memory.nbytes() and _meet(out, x):
+            raise ShapeError(
+                f"{op}: out shares memory with {name}, so results would be written over what is "
+                f"still read; pass another tensor, or a copy of {name}"
+            )
+
+
+def _meet(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors share bytes, unless rows of one pitch show that they do not."""
+    if not x.numel() or not y.numel():
+        return False
+    (a, width_a, pitch, size_a), (b, width_b, other, size_b) = _rows(x), _rows(y)
+    if a + size_a <= b or b + size_b <= a:
+        return False
+    after = (b - a) % pitch if pitch else 0
+    return not (pitch == other and width_a <= after and after + width_b <= pitch)
+
+
+def _rows(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """Of a tensor, in bytes: its address, the extent of a row, from row to row, the extent of all.
+
+    A row is what is left when the axis of the largest stride is taken away.
+    """
+    item = x.element_size()
+    axes = [(s, (n - 1) * s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1]
+    pitch, last = max(axes, default=(0, 0))
+    width = 1 + sum(end for _, end in axes) - last
+    return x.data_ptr(), width * item, pitch * item, (width + last) * item
+
+
 def no_scales(op: str, *scales: object) -> None:
     """The scales of fp8 keys and values have no meaning on the CPU engine."""
     if any(scale is not None for scale in scales):

@@ -46,7 +46,8 @@ def attention_varlen(
             keys (kv_len - q_len), as FlashAttention does.
         max_q, max_k: the longest query and the longest sequence, or more. Only a GPU needs them,
             and only while a CUDA graph is captured: else they are read from the offsets.
-        out: [total_q, Hq, Dv] of q's dtype, dense columns, to write to and return; None: a new one.
+        out: [total_q, Hq, Dv] of q's dtype, dense columns, to write to and return, in memory that
+            no operand has; None: a new one.
         scale, causal, window, softcap, sinks, k_scale, v_scale, return_lse: as in
             `samebits.ops.attention`.
 
@@ -56,7 +57,8 @@ def attention_varlen(
         [total_q, Hq, Dv] in q's dtype, and with `return_lse` the logsumexp [Hq, total_q] in fp32.
 
     Raises:
-        ShapeError, DTypeError: as `samebits.ops.attention`; offsets that do not fit.
+        ShapeError, DTypeError: as `samebits.ops.attention`; offsets that do not fit; an `out` that
+            shares memory with q, k or v.
         UncoveredError: a tensor that needs a gradient (use the dense form to train).
     """
     op = "attention_varlen"
@@ -261,7 +263,7 @@ def _on_gpu(
         starts, total_k,
     )  # fmt: skip
     out, lse = cuda.packed(
-        q, k, v, sequences, _checked(op, out, q, v), scale=scale, causal=causal, window=window,
+        q, k, v, sequences, _checked(op, out, q, k, v), scale=scale, causal=causal, window=window,
         softcap=softcap,
         sinks=None if sinks is None else checks.sink_logits(op, sinks, q.size(1), q.device),
         k_scale=cuda.scales(op, "k_scale", k_scale, q, k, heads),
@@ -287,13 +289,13 @@ def _launch(
     logits = None if sinks is None else checks.sink_logits(op, sinks, q.size(1))
     result, lse = engine.packed(
         q, k, v, sequences, scale=scale, causal=causal, window=window, softcap=softcap,
-        sinks=logits, lse=return_lse, out=_checked(op, out, q, v),
+        sinks=logits, lse=return_lse, out=_checked(op, out, q, k, v),
     )  # fmt: skip
     return result if lse is None else (result, lse)
 
 
 def _checked(
-    op: str, out: torch.Tensor | None, q: torch.Tensor, v: torch.Tensor
+    op: str, out: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor | None:
     """`out`, if the result can be written there."""
     if out is None:
@@ -307,4 +309,5 @@ def _checked(
             f"strides {out.stride()}"
         )
     checks.writable(op, "out", out)
+    checks.apart(op, out, q, k, v)
     return out

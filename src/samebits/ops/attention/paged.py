@@ -114,6 +114,7 @@ def attend(
             f"pages of {step.sequences.page}"
         )
     checks.writable(op, "out", out)
+    checks.apart(op, out, q, k_cache, v_cache)
     if q.shape[1] != kv_heads:
         checks.heads(op, q.shape[1], kv_heads, True)
     logits = None if sinks is None else checks.sink_logits(op, sinks, q.shape[1])
