@@ -87,6 +87,23 @@ def test_a_factory_gives_target_and_inputs_and_json_is_printed(here: Path) -> No
     assert json.loads(text[text.index("{") :])["kind"] == "function"
 
 
+@pytest.mark.parametrize("json_too", [False, True], ids=["table", "json"])
+def test_a_log_is_told_how_far_a_check_is(here: Path, json_too: bool) -> None:
+    """On standard error, a line a step; what is asked for stays alone on standard output."""
+    target = f"{name(here)}:relu"
+    asked = ["check", target, "--shape", "2x3", "--no-costs", "--no-html", "--promise", "repeats"]
+    found = CliRunner().invoke(app, [*asked, *["--json"] * json_too])
+    told = re.sub(r", \d+ s: ", ": ", found.stderr).splitlines()
+    assert told == [
+        f"{target}: 1 of 2: repeats, stock torch",
+        f"{target}: 2 of 2: repeats, switch on",
+    ]
+    if json_too:
+        assert json.loads(found.stdout)["target"] == target
+    else:
+        assert "the same request, the same bits" in found.stdout and " of 2:" not in found.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

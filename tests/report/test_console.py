@@ -8,7 +8,9 @@ import sys
 import pytest
 from rich.table import Table
 
-from samebits.report.console import open_console
+from samebits.check import Progress
+from samebits.report import terminal
+from samebits.report.console import lines, open_console
 
 
 def wide() -> Table:
@@ -47,3 +49,22 @@ def test_a_terminal_gets_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     open_console().print("a " * 100)
     lines = sys.stdout.getvalue().splitlines()
     assert len(lines) == 4 and max(map(len, lines)) <= 60
+
+
+def test_a_bar_goes_to_the_terminal_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is in a pipe; whoever waits looks at standard error."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with terminal.progress(open_console(), "tiny") as tell:
+        tell(Progress(3, 4, "rows, switch on"))
+    assert "tiny" in sys.stderr.getvalue() and "75%" in sys.stderr.getvalue()
+    assert sys.stdout.getvalue() == ""
+
+
+def test_steps_that_are_called_alike_have_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = lines("tune")
+    for done, what in enumerate(("a", "a", "b", "a")):
+        tell(done, 4, what)
+    said = [line.replace(", 0 s", "") for line in capsys.readouterr().err.splitlines()]
+    assert said == ["tune: 1 of 4: a", "tune: 3 of 4: b", "tune: 4 of 4: a"]

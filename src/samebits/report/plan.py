@@ -22,6 +22,7 @@ from samebits.plan.diff import Difference
 from samebits.plan.document import Entry, Plan
 from samebits.plan.tune import Outcome, Step
 from samebits.plan.verify import Verdict
+from samebits.report.console import lines, open_bar
 
 
 def show(plan: Plan, console: Console, entries: Iterable[Entry] | None = None) -> None:
@@ -240,13 +241,20 @@ def difference(found: Difference, console: Console) -> None:
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[Step], None]]:
-    """A progress bar for the length of the block; gives the callback for `tune`."""
+    """A progress bar for the length of the block; gives the callback for `tune`.
+
+    Where there is no terminal, standard error gets a line a key.
+    """
+    place = open_bar(console)
+    if place is None:
+        line = lines("tune")
+        yield lambda step: line(step.done, step.total, str(step.key))
+        return
     columns = (
         BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         TimeRemainingColumn(), TextColumn("{task.description}"),
     )  # fmt: skip
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+    with Progress(*columns, console=place, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def tell(step: Step) -> None:

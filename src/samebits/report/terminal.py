@@ -14,6 +14,7 @@ from rich.table import Table
 from samebits.check import Progress as Step
 from samebits.check.explanation import KINDS
 from samebits.check.result import Outcome, Report, Speed
+from samebits.report.console import lines, open_bar
 from samebits.report.summary import UNTESTED, headline, sentence
 from samebits.report.svg import rate
 
@@ -23,7 +24,15 @@ COLOURS = {0: "green", 1: "red", 2: "yellow"}
 
 @contextmanager
 def progress(console: Console, target: str) -> Iterator[Callable[[Step], None]]:
-    """A progress bar for the length of the block; gives the callback for `samebits.check`."""
+    """A progress bar for the length of the block; gives the callback for `samebits.check`.
+
+    Where there is no terminal, standard error gets a line a step.
+    """
+    place = open_bar(console)
+    if place is None:
+        line = lines(target)
+        yield lambda step: line(step.done, step.total, step.what)
+        return
     columns = (
         TextColumn("[bold]{task.fields[target]}"),
         BarColumn(bar_width=32),
@@ -31,8 +40,7 @@ def progress(console: Console, target: str) -> Iterator[Callable[[Step], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+    with Progress(*columns, console=place, transient=True) as bar:
         task = bar.add_task("loading", target=target, total=None)
 
         def tell(step: Step) -> None:

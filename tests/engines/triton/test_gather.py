@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from msgspec.structs import replace
 
 from samebits import bits
 from samebits.engines.cuda.attention.schedule import PrefillSchedule
-from samebits.engines.triton.attention import run
+from samebits.engines.triton.attention import hopper, run
 from samebits.engines.triton.attention.gather import gathered
 from samebits.engines.triton.attention.schedule import AttentionSchedule
+from samebits.plan import contract_of
 
 
 @pytest.mark.parametrize(("page", "d", "dv"), [(16, 16, 16), (48, 24, 16), (64, 16, 32)])
@@ -33,6 +33,18 @@ def test_keys_and_values_lie_side_by_side(page: int, d: int, dv: int) -> None:
     assert bits.equal(v[: sum(lens)].cpu(), want[..., d:].cpu())
 
 
+class OnAGpu:
+    """A tensor that says it is on a GPU; `padding`: numbers between its rows."""
+
+    is_cuda = True
+
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16, padding: int = 0) -> None:
+        self.on_cpu = torch.empty(*shape[:-1], shape[-1] + padding, dtype=dtype)[..., : shape[-1]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.on_cpu, name)
+
+
 @pytest.mark.parametrize(
     ("rows", "keys", "worth"),
     [(256, 1023, False), (257, 300, True), (64, 1024, True), (63, 9000, False), (197, 1023, False),
@@ -41,21 +53,31 @@ def test_keys_and_values_lie_side_by_side(page: int, d: int, dv: int) -> None:
 def test_chunks_with_rows_enough_are_worth_a_copy(rows: int, keys: int, worth: bool) -> None:
     """32 query heads, 8 KV heads of 128: 2,048 rows of heads behind many keys, or 96 tiles."""
 
-    def on_a_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Any:
-        return SimpleNamespace(size=shape.__getitem__, is_cuda=True, dtype=dtype)
-
-    q, pages = on_a_gpu(rows, 32, 128), on_a_gpu(900, 64, 8, 128)
+    q, pages = OnAGpu(rows, 32, 128), OnAGpu(900, 64, 8, 128)
     schedule = AttentionSchedule(block_m=64, prefill=PrefillSchedule())
-    empty = torch.empty(0)
-    sequences = run.Sequences(1, rows, keys, empty, kv_lens=empty, table=empty, total_kv=keys)
-    tiles = -(-rows // 128) * 32
+    offsets = torch.empty(2, dtype=torch.int32)
+    here = {
+        "schedule": schedule, "q": q, "k": pages, "v": pages, "options": run.Options(1.0),
+        "contract": contract_of("attention", head_dim=128, dtype="bf16", device="sm_90"),
+        "s": run.Sequences(1, rows, keys, offsets, kv_lens=offsets, table=offsets, total_kv=keys),
+        "tiles": -(-rows // 128) * 32,
+    }  # fmt: skip
 
-    def asked(schedule: AttentionSchedule, pages: Any, sequences: run.Sequences) -> bool:
-        return run._worth_copying(schedule, q, pages, pages, sequences, tiles)
+    def asked(**change: Any) -> bool:
+        return hopper.worth_copying(**here | change)
 
-    assert asked(schedule, pages, sequences) == worth
-    fp8 = on_a_gpu(900, 64, 8, 128, dtype=torch.float8_e4m3fn)
-    assert not asked(schedule, fp8, sequences)
-    assert not asked(replace(schedule, prefill=None), pages, sequences)
-    assert not asked(schedule, pages, dataclasses.replace(sequences, total_kv=None))
-    assert not asked(schedule, pages, dataclasses.replace(sequences, longest_q=1))
+    def other(name: str, **change: Any) -> dict[str, Any]:
+        return {name: dataclasses.replace(here[name], **change)}
+
+    assert asked() == worth
+    assert asked(k=OnAGpu(900, 64, 8, 128, padding=1)) == worth  # copies are dense
+    assert not asked(k=OnAGpu(900, 64, 8, 128, dtype=torch.float8_e4m3fn))
+    assert not asked(schedule=replace(schedule, prefill=None))
+    assert not asked(**other("s", total_kv=None)) and not asked(**other("s", total_kv=0))
+    assert not asked(**other("s", longest_q=1))
+    # The prefill kernel would not take the copies.
+    assert not asked(**other("options", softcap=30.0)) and not asked(**other("options", scale=-1.0))
+    assert not asked(**other("s", cu_q=offsets.long())) and not asked(
+        **other("s", starts=offsets.long())
+    )
+    assert not asked(v=OnAGpu(900, 64, 8, 64)) and not asked(q=OnAGpu(rows, 32, 128, padding=1))

@@ -28,10 +28,20 @@ HEAD_DIMS = (64, 128)
 ROWS, _KEYS, _THREADS, _STAGES = 128, 128, 384, 2
 
 
-def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def covers(
+    contract: AttentionContract,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    copies: bool = False,
+) -> bool:
     """Whether the kernel takes these operands, [b, h, t, d], of this contract.
 
     It wants columns side by side, 16-byte aligned rows, and no axis of stride 0.
+
+    Args:
+        copies: it would be given dense copies of k and v, pages [n, page, h, d].
     """
     d = q.size(-1)
     return (
@@ -42,7 +52,7 @@ def covers(contract: AttentionContract, q: torch.Tensor, k: torch.Tensor, v: tor
         and contract.kv == contract.input
         and contract.leaf % _KEYS == 0
         and contract.exp2 == "hw"
-        and all(readable(x) for x in (q, k, v))
+        and all(readable(x) for x in ((q,) if copies else (q, k, v)))
     )
 
 

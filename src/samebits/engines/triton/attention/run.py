@@ -10,8 +10,10 @@ import torch
 
 from samebits.contract import AttentionContract, path
 from samebits.engines import tickets
-from samebits.engines.cuda.attention import decode, prefill, spread
-from samebits.engines.triton.attention import portable
+from samebits.engines.cuda.attention import prefill
+from samebits.engines.triton.attention import hopper, portable
+from samebits.engines.triton.attention.arguments import Options as Options
+from samebits.engines.triton.attention.arguments import Sequences as Sequences
 from samebits.engines.triton.attention.fold import fold_kernel
 from samebits.engines.triton.attention.forward import attention_kernel
 from samebits.engines.triton.attention.gather import gathered
@@ -22,56 +24,9 @@ from samebits.errors import ContractError
 
 #: Elements of partial results (fp32) from which on a tile's leaves are not shared.
 WORKSPACE = 1 << 27
-#: Elements of keys and values of a paged cache that are copied side by side at most.
-GATHERED = 1 << 28
-#: Rows of all query heads, and keys, of chunks of prompts from which on a processor for every 128
-#: rows is faster than all of them with a share of the keys. On an H200, us behind 8,192 keys: 37
-#: rows of 32 heads 102 by shares, 65 144, 197 373; by the prefill kernel 144 for up to 250.
-CHUNK_ROWS, CHUNK_KEYS = 2048, 1024
 #: Keys of a step.
 STEP = 64
 _LOG2E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """How packed tensors are cut into sequences; all on the device, int32 or int64.
-
-    Attributes:
-        count: number of sequences.
-        longest_q: rows of the longest query, or more.
-        longest_kv: keys of the longest sequence, or more.
-        cu_q: [count + 1] cumulative query lengths.
-        cu_k: [count + 1] cumulative KV lengths, or None.
-        kv_lens: [count] KV lengths of a paged cache, or None.
-        table: [count, pages] page numbers of a paged cache, or None.
-        starts: [count] position of each sequence's first row; None puts the rows at the end.
-        total_kv: keys of all sequences of a paged cache, or more; None: not known on the host.
-    """
-
-    count: int
-    longest_q: int
-    longest_kv: int
-    cu_q: torch.Tensor
-    cu_k: torch.Tensor | None = None
-    kv_lens: torch.Tensor | None = None
-    table: torch.Tensor | None = None
-    starts: torch.Tensor | None = None
-    total_kv: int | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """What changes the mathematics; see `samebits.ops.attention`."""
-
-    scale: float
-    causal: bool = False
-    window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    k_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
-    lse: bool = False
 
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -112,7 +67,7 @@ def dense(
         out = q.new_empty((batch, heads, q_len, dv))
     lse = q.new_empty((batch, heads, q_len), dtype=torch.float32) if options.lse else None
     tiles = -(-q_len // prefill.ROWS) * batch * heads
-    if mask is None and _prefill(
+    if mask is None and hopper.prefilled(
         contract, schedule, q, k, v, out, lse, options, tiles, position=q_start, positions=starts
     ):
         return out, lse
@@ -122,7 +77,7 @@ def dense(
         and mask is None
         and (starts is None or options.causal)
         and (not options.window or (options.causal and starts is None and q_start < k.size(2)))
-        and _decode(
+        and hopper.decoded(
             contract, schedule, q.squeeze(2), k, v, out.squeeze(2), options, keys=seen,
             counts=starts, added=1,
         )
@@ -165,14 +120,15 @@ def packed(
     lse = q.new_empty((heads, total), dtype=torch.float32) if options.lse else None
     tiles = -(-total // prefill.ROWS) * heads
     packed_k, packed_v, cu_k = k, v, s.cu_k
-    if s.table is not None and _worth_copying(schedule, q, k, v, s, tiles):
+    if s.table is not None and hopper.worth_copying(contract, schedule, q, k, v, options, s, tiles):
         assert s.kv_lens is not None and s.total_kv is not None and schedule.prefill is not None
         packed_k, packed_v, cu_k = gathered(k, v, s.table, s.kv_lens, s.total_kv, s.longest_kv)
         tiles = max(tiles, schedule.prefill.tiles)
-    if cu_k is not None and _prefill(
-        contract, schedule, _one(q), _one(packed_k), _one(packed_v), _one(out),
-        None if lse is None else lse.unsqueeze(0), options, tiles, positions=s.starts,
-        query_starts=s.cu_q, key_starts=cu_k, lengths=(s.longest_q, s.longest_kv),
+    if cu_k is not None and hopper.prefilled(
+        contract, schedule, hopper.one(q), hopper.one(packed_k), hopper.one(packed_v),
+        hopper.one(out), None if lse is None else lse.unsqueeze(0), options, tiles,
+        positions=s.starts, query_starts=s.cu_q, key_starts=cu_k,
+        lengths=(s.longest_q, s.longest_kv),
     ):  # fmt: skip
         return out, lse
     if (
@@ -181,7 +137,7 @@ def packed(
         and sequences.longest_q == 1
         and sequences.starts is None
         and (options.causal or not options.window)
-        and _decode(
+        and hopper.decoded(
             contract, schedule, q, k.transpose(1, 2), v.transpose(1, 2), out, options,
             keys=sequences.longest_kv, counts=sequences.kv_lens, table=sequences.table,
         )
@@ -198,110 +154,6 @@ def packed(
     )  # fmt: skip
     call.run()
     return out, lse
-
-
-def _prefill(
-    contract: AttentionContract,
-    schedule: AttentionSchedule,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    options: Options,
-    tiles: int,
-    **where: Any,
-) -> bool:
-    """Runs the warp-specialised kernel where the schedule has it and it takes this; else False.
-
-    Args:
-        tiles: of 128 rows of a head.
-        where: the sequences, as `prefill.prefill` takes them.
-    """
-    wanted, o = schedule.prefill, options
-    special = (o.softcap, o.k_scale, o.v_scale)
-    if wanted is None or tiles < wanted.tiles or any(x is not None for x in special):
-        return False
-    wide = any(isinstance(x, torch.Tensor) and x.dtype is not torch.int32 for x in where.values())
-    if wide or not q.is_cuda or not o.scale > 0 or not prefill.covers(contract, q, k, v):
-        return False
-    prefill.prefill(
-        contract, wanted, q, k, v, out, scale=o.scale, causal=o.causal, window=o.window or 0,
-        sinks=o.sinks, lse=lse, **where,
-    )  # fmt: skip
-    return True
-
-
-def _worth_copying(
-    schedule: AttentionSchedule,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    s: Sequences,
-    tiles: int,
-) -> bool:
-    """Whether a batch has rows enough for the kernel of packed sequences, and keys few enough."""
-    if s.total_kv is None or s.longest_q == 1 or schedule.prefill is None or not k.is_cuda:
-        return False
-    if k.dtype is not q.dtype:
-        return False
-    rows = q.size(0) * q.size(1)
-    long = rows >= CHUNK_ROWS and s.longest_kv >= CHUNK_KEYS
-    elements = s.total_kv * k.size(2) * (k.size(3) + v.size(3))
-    return (long or tiles >= schedule.prefill.tiles) and elements <= GATHERED
-
-
-def _decode(
-    contract: AttentionContract,
-    schedule: AttentionSchedule,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    options: Options,
-    *,
-    keys: int,
-    **where: Any,
-) -> bool:
-    """Runs a kernel for one position a sequence where the schedule has it and it takes this.
-
-    Args:
-        q, out: [b, h, d]; k, v: [b, h, t, d] or pages [n, h, page, d].
-        keys: the most that a sequence can have.
-        where: the sequences, as `decode.decode` takes them.
-    """
-    wanted, o = schedule.decode, options
-    special = (o.softcap, o.sinks, o.k_scale, o.v_scale, o.lse or None)
-    table = where.get("table")
-    integers = (x for x in where.values() if isinstance(x, torch.Tensor))
-    if (
-        not q.is_cuda
-        or wanted is None
-        or any(x is not None for x in special)
-        or any(x.dtype is not torch.int32 for x in integers)
-        or not o.scale > 0
-    ):
-        return False
-    lanes, window = q.size(0) * k.size(1), o.window or 0
-    leaves = spread.leaves_seen(contract.leaf, keys, window)
-    if wanted.spreads(lanes, leaves) and spread.covers(contract, q, k, v):
-        spread.spread(contract, q, k, v, out, scale=o.scale, keys=keys, window=window, **where)
-        return True
-    page = None if table is None else k.size(2)
-    # With a table there are twice as many blocks, which share twice as many lanes as well.
-    if wanted.runs(lanes if table is None else lanes // 2, leaves) and decode.covers(
-        contract, q, k, v, page
-    ):
-        decode.decode(
-            contract, wanted, q, k, v, out, scale=o.scale, keys=keys, window=window, **where
-        )
-        return True
-    return False
-
-
-def _one(x: torch.Tensor) -> torch.Tensor:
-    """Packed rows [total, heads, d] as one sequence [1, heads, total, d]."""
-    return x.transpose(0, 1).unsqueeze(0)
 
 
 @dataclass
