@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,7 +27,7 @@ TIMEOUT, PATIENCE, LONGEST = 4.0, 100.0, 200.0
 
 def step(scale: float = 1.0) -> torch.Tensor:
     x = torch.full((4, 1024), scale)
-    return ops.row_parallel_linear(x, torch.ones(8, 1024), group=dist.group.WORLD)
+    return ops.row_parallel_linear(x, torch.ones(8, 1024))
 
 
 def healthy(index: int, size: int) -> None:
@@ -57,7 +58,7 @@ def plan_loaded_later(index: int, size: int) -> None:
 
 def wrong_operands(index: int, size: int) -> None:
     """Seen by every rank before anything is sent, so that none waits; then a step goes well."""
-    group, x = dist.group.WORLD, torch.ones(3, 1024)
+    group, x = None, torch.ones(3, 1024)
     table, ids = torch.ones(16, 8), torch.tensor([0, 16 * size])
     with pytest.raises(IndexError, match=rf"id {16 * size} is outside \[0, {16 * size}\)"):
         ops.vocab_parallel_embedding(ids, table, group=group)
@@ -75,6 +76,94 @@ def wrong_operands(index: int, size: int) -> None:
     with pytest.raises(SamebitsError, match="no backward"):
         ops.column_parallel_linear(x.requires_grad_(), torch.ones(8, 1024), group=group)
     healthy(index, size)
+
+
+def different_calls(index: int, size: int) -> None:
+    """Every rank is told what differs, and then a step goes well."""
+    x, w, ids = torch.ones(3, 1024), torch.ones(8, 1024), torch.tensor([0, 3])
+    weights, experts = torch.ones(2, 2), (torch.ones(2, 8, 8), torch.ones(2, 8, 4))
+    row, exact = ops.row_parallel_linear, ops.exact
+    long, moe = torch.ones(1 << 14), ops.expert_parallel_moe
+    many = torch.ones(100, 1024)
+    pairs: list[tuple[Callable[[], object], Callable[[], object], str]] = [
+        (
+            lambda: row(x, w),
+            lambda: row(x[:2], w),
+            r"x float32 \[3, 1024\].* x float32 \[2, 1024\]",
+        ),
+        (lambda: row(x, w), lambda: row(x.half(), w.half()), "float32.* float16"),
+        (lambda: row(x.half(), w.half()), lambda: row(x.bfloat16(), w.bfloat16()), "bfloat16"),
+        (lambda: row(x, w), lambda: row(x, w, torch.ones(8)), "bias False.* bias True"),
+        (lambda: row(x, w), lambda: row(x, w, parts=4), "parts 8.* parts 4"),
+        (lambda: row(many, w), lambda: row(many, w, exchange=False), "exchange None.*False"),
+        (lambda: row(many, w), lambda: row(many[:99], w), r"100, 1024.* x float32 \[99, 1024\]"),
+        (lambda: row(x, w), lambda: row(x, w[:7]), r"weight float32 \[8, 1024.* \[7, 1024"),
+        (lambda: row(x[:0], w), lambda: row(x, w), r"\[0, 1024.* \[3, 1024"),
+        (
+            lambda: row(x, w),
+            lambda: exact.all_reduce(x),
+            "row_parallel_linear: .* exact.all_reduce: ",
+        ),
+        (lambda: exact.all_reduce(x), lambda: exact.all_reduce(x[:2]), r"\[3, 1024.* \[2, 1024"),
+        (lambda: exact.all_reduce(x), lambda: exact.all_reduce(x.half()), "float32.* float16"),
+        (lambda: exact.all_reduce(long), lambda: exact.all_reduce(long[1:]), "16384.* .16383"),
+        (lambda: exact.all_reduce(long[:9]), lambda: exact.all_reduce(long), r"\[9\].* \[16384\]"),
+        (
+            lambda: exact.row_parallel_linear(x, w),
+            lambda: exact.row_parallel_linear(x[:2], w),
+            r"rows \[3\].* rows \[2\]",
+        ),
+        (
+            lambda: exact.row_parallel_linear(x, w),
+            lambda: exact.row_parallel_linear(x, w, torch.ones(8)),
+            "bias None.* bias torch.float32",
+        ),
+        (
+            lambda: ops.column_parallel_linear(x, w, gather=True),
+            lambda: ops.column_parallel_linear(x[:1], w, gather=True),
+            r"\[3, 1024.* \[1, 1024",
+        ),
+        (
+            lambda: ops.vocab_parallel_embedding(ids, w),
+            lambda: ops.vocab_parallel_embedding(ids + 1, w),
+            r"ids int64 \[2\] #\w+, .* ids int64 \[2\] #\w+, ",
+        ),
+        (
+            lambda: ops.vocab_parallel_logprobs(x[:2], w, ids),
+            lambda: ops.vocab_parallel_logprobs(x[:1], w, ids[:1]),
+            r"\[2, 1024.* \[1, 1024",
+        ),
+        (
+            lambda: moe(x[:2, :8], *experts, ids.expand(2, 2), weights),
+            lambda: moe(x[:1, :8], *experts, ids.expand(1, 2), weights[:1]),
+            r"\[2, 8.* \[1, 8",
+        ),
+    ]
+    for number, (one, other, said) in enumerate(pairs):
+        with pytest.raises(RankError, match=f"in different calls: rank 0 in .*{said}"):
+            print(number, (one, other)[index]())
+    healthy(index, size)
+
+
+def which_group(index: int, size: int) -> None:
+    """None is the default group, as everywhere in torch; alone is who says so."""
+    x, w = torch.full((4, 1024), 1.0 + index), torch.ones(8, 1024)
+    both = torch.full((4, 8), 1024.0 * sum(range(1, size + 1)))
+    for row in (ops.row_parallel_linear, ops.exact.row_parallel_linear):
+        assert torch.equal(row(x, w), both)
+        assert torch.equal(row(x, w, group=dist.group.WORLD), both)
+        assert torch.equal(row(x, w, group="alone"), torch.full((4, 8), 1024.0 * (1 + index)))
+    assert torch.equal(ops.exact.all_reduce(x, "alone"), x)
+    assert ops.parallel.transport().startswith("messages") and ops.parallel.agree().size == size
+    first = dist.new_group([0])
+    for row in (ops.row_parallel_linear, ops.exact.row_parallel_linear):
+        if index == 0:
+            assert torch.equal(row(x, w, group=first), torch.full((4, 8), 1024.0))
+        else:
+            with pytest.raises(RankError, match="is not among the ranks of the group"):
+                row(x, w, group=first)
+        with pytest.raises(RankError, match="None or 'alone', not 'world'"):
+            row(x, w, group="world")
 
 
 def killed(index: int, size: int) -> None:
@@ -231,6 +320,14 @@ def test_plans_of_a_cpu_count_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPat
 
 def test_operands_that_do_not_fit(tmp_path: Path) -> None:
     assert errors(tmp_path, "wrong_operands") == ["", ""]
+
+
+def test_which_group_is_meant(tmp_path: Path) -> None:
+    assert errors(tmp_path, "which_group") == ["", ""]
+
+
+def test_ranks_in_different_calls(tmp_path: Path) -> None:
+    assert errors(tmp_path, "different_calls") == ["", ""]
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def _row_parallel(self: Any, x: Tensor) -> Any:
 
 def _group(layer: Any) -> Any:
     if layer.tp_size == 1:
-        return None
+        return "alone"
     from vllm.distributed import get_tp_group
 
     return get_tp_group().device_group

@@ -131,7 +131,7 @@ def _moe(
     activation: str,
     several: bool,
 ) -> torch.Tensor:
-    group = None
+    group: Any = "alone"
     if several:
         from vllm.distributed.parallel_state import get_ep_group
 

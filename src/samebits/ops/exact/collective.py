@@ -19,9 +19,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from samebits.engines.cpu import exact as integers
-from samebits.errors import DTypeError, SamebitsError, ShapeError
+from samebits.errors import DTypeError, ShapeError
 from samebits.ops.exact.engine import checked, columns, gradual, join, partial
-from samebits.ops.parallel.ranks import PATIENCE, Ranks
+from samebits.ops.parallel.ranks import PATIENCE, Group, Ranks, calls, group_of
 
 #: From so many elements a rank on it sums a share instead of everything.
 _EXCHANGE_FROM = 4096
@@ -29,27 +29,29 @@ _EXCHANGE_FROM = 4096
 _PIECE = 1 << 17
 
 
-def all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     """The sum of x over the ranks of a group, exact and rounded once; the same on every rank.
 
     Args:
         x: fp32, bf16 or fp16, of one shape and dtype on all ranks.
-        group: the ranks; None: the default group, or this process alone without one.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
 
     Returns:
         A new tensor like x. Inf, NaN and zero as in `ExactContract`.
 
     Raises:
         DTypeError, SamebitsError: see `samebits.ops.exact`.
-        RankError: another rank failed, left, or did not answer before the group's timeout.
+        RankError: another rank failed, left, or did not answer before the group's timeout; on a
+            CPU also: the ranks are in different calls.
     """
     flat = checked("all_reduce", x).reshape(-1)
-    ranks = _ranks(group)
+    ranks = _ranks("all_reduce", group)
     if ranks is None:
         return columns(flat.unsqueeze(0), x.dtype).view(x.shape)
-    n = flat.numel()
+    n, call = flat.numel(), calls("exact.all_reduce", x, x=x)
     if n < _EXCHANGE_FROM:
-        return columns(ranks.gather(flat), x.dtype).view(x.shape)
+        return columns(ranks.gather(flat, call), x.dtype).view(x.shape)
+    ranks.alike(call)
     if not flat.is_cuda:
         return _by_pieces(flat, ranks).view(x.shape)
     share = -(-n // ranks.size)
@@ -109,7 +111,7 @@ def row_parallel_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
 ) -> torch.Tensor:
     """``x @ weight.T + bias`` for columns of x and weight that are spread over ranks in any way.
 
@@ -119,7 +121,7 @@ def row_parallel_linear(
         x: [..., K_r], this rank's columns; any number of them.
         weight: [N, K_r], dtype of x.
         bias: [N], dtype of x or fp32, the same on every rank; or None.
-        group: the ranks; None: the default group, or this process alone without one.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
 
     Returns:
         [..., N] in x's dtype, the same on every rank.
@@ -139,9 +141,14 @@ def row_parallel_linear(
     ):
         raise ShapeError(f"exact.{op}: bias must be [{weight.shape[0]}] of {x.dtype} or fp32")
     rows, n = x.reshape(x.shape[:-1].numel(), x.shape[-1]), weight.shape[0]
+    ranks = _ranks(op, group)
     mine = torch.stack(partial(rows, weight))
-    ranks = _ranks(group)
-    parts = _gathered(mine, ranks)
+    if ranks is None:
+        parts = mine.unsqueeze(0)
+    else:
+        terms = {"dtype": x.dtype, "bias": None if bias is None else bias.dtype}
+        call = calls(f"exact.{op}", x, rows=list(x.shape[:-1]), features=n, **terms)
+        parts = ranks.gather(mine, call)
     if bias is not None:
         with gradual(x):
             term = bias.to(torch.float32).expand(len(rows), n)
@@ -160,15 +167,13 @@ def row_parallel_linear(
     return out.view(*x.shape[:-1], n)
 
 
-def _ranks(group: dist.ProcessGroup | None) -> Ranks | None:
+def _ranks(op: str, group: Group) -> Ranks | None:
     """The ranks of a group, None of one alone. They need agree on nothing: no plan decides bits."""
-    group = dist.group.WORLD if group is None and dist.is_initialized() else group
-    if group is None:
+    found = group_of(f"exact.{op}", group)
+    if found is None:
         return None
-    size, index = dist.get_world_size(group), dist.get_rank(group)
-    if size < 1 or index < 0:
-        raise SamebitsError("this process is not among the ranks of the group: let those call")
-    return Ranks(group, size, index, "", PATIENCE) if size > 1 else None
+    size, index = dist.get_world_size(found), dist.get_rank(found)
+    return Ranks(found, size, index, "", PATIENCE) if size > 1 else None
 
 
 def _gathered(x: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:

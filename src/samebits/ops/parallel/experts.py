@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from samebits.ops.moe import Activation, check, moe, moe_combine
 from samebits.ops.parallel.join import EXCHANGE_FROM
-from samebits.ops.parallel.ranks import Ranks, ranks_of
+from samebits.ops.parallel.ranks import Group, Ranks, calls, ranks_of
 
 
 def expert_parallel_moe(
@@ -19,7 +18,7 @@ def expert_parallel_moe(
     topk_weights: torch.Tensor,
     *,
     activation: Activation = "silu",
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
 ) -> torch.Tensor:
     """`moe` with the weights of all experts, which lie on the ranks of a group.
 
@@ -33,7 +32,7 @@ def expert_parallel_moe(
         topk_ids: [T, k] int32 or int64 in 0 .. E - 1; negative: a slot without an expert.
         topk_weights: [T, k] float32 or dtype of x.
         activation: "silu", "gelu" or "gelu_tanh".
-        group: the ranks; None: this process alone.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
 
     Returns:
         [T, H], the same on every rank.
@@ -53,9 +52,13 @@ def expert_parallel_moe(
     # Too large for every rank stays too large; another rank's is a slot without an expert.
     elsewhere = (local < 0) | ((local >= own) & (topk_ids < own * ranks.size))
     y = _slots(x, w_gate_up, w_down, local.masked_fill(elsewhere, -1), activation)
+    call = calls(
+        "expert_parallel_moe", x, x=x, experts=w_down, activation=activation, topk_ids=topk_ids
+    )
     owner = torch.div(topk_ids, own, rounding_mode="floor").clamp(0, ranks.size - 1)
     if x.shape[0] < EXCHANGE_FROM:
-        return moe_combine(_chosen(ranks.gather(y), owner), topk_weights)
+        return moe_combine(_chosen(ranks.gather(y, call), owner), topk_weights)
+    ranks.alike(call)
     return _exchanged(ranks, y, owner, topk_weights)
 
 

@@ -32,6 +32,7 @@ def join(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
     exchange: bool | None = None,
+    call: bytes | None = None,
 ) -> torch.Tensor:
     """The sum of all ranks' `partial`, plus `bias`, rounded to `dtype`; the same on every rank.
 
@@ -40,6 +41,7 @@ def join(
         bias: [N] of `dtype`, or None.
         exchange: True, False: they meet in messages, exchanged or gathered. None: over peer memory
             where the ranks' GPUs have it, else by the number of rows.
+        call: what `ranks.calls` gives.
     """
     if exchange is None and partial.is_cuda:
         peers = peers_of(ranks, partial)
@@ -50,7 +52,8 @@ def join(
     if exchange is None:
         exchange = count >= EXCHANGE_FROM
     if not exchange or not count:
-        return finish(ranks.gather(partial), bias, dtype)
+        return finish(ranks.gather(partial, call), bias, dtype)
+    ranks.alike(call)
     share = -(-count // ranks.size)
     rows = F.pad(partial, (0, 0, 0, share * ranks.size - count))
     mine = ranks.exchange(rows.view(ranks.size, share, -1))

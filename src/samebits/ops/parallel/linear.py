@@ -21,7 +21,7 @@ from samebits.errors import SamebitsError, ShapeError
 from samebits.ops.linear import linear
 from samebits.ops.parallel import overlap
 from samebits.ops.parallel.join import add, finish, join
-from samebits.ops.parallel.ranks import Ranks, ranks_of
+from samebits.ops.parallel.ranks import Group, Ranks, calls, group_of, ranks_of
 from samebits.plan.contracts import contract_of
 
 
@@ -31,7 +31,7 @@ def row_parallel_linear(
     bias: torch.Tensor | None = None,
     *,
     parts: int = 8,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     exchange: bool | None = None,
 ) -> torch.Tensor:
     """``x @ weight.T + bias`` for columns of x and weight that lie on the ranks of a group.
@@ -45,7 +45,7 @@ def row_parallel_linear(
         weight: [N, K / ranks], dtype of x.
         bias: [N], dtype of x, the same on every rank; or None.
         parts: leaves of the whole axis, a power of two; K is a multiple of ``parts * 128``.
-        group: the ranks; None: this process alone.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
         exchange: how partial results meet, which is a matter of speed alone. True, False: in
             messages of the group: every rank joins a share of the rows and all gather the rounded
             rows, or every rank joins all rows. None: over peer memory where the ranks' GPUs have
@@ -57,10 +57,11 @@ def row_parallel_linear(
     Raises:
         ShapeError: `parts` does not divide among the ranks, or K among the parts.
         DTypeError, ContractError: as `linear`.
-        RankError: the ranks do not agree, or one of them failed.
+        RankError: the ranks do not agree or are in different calls, or one of them failed.
     """
     refuse_gradients("row_parallel_linear", x, weight, bias)
-    size = 1 if group is None else dist.get_world_size(group)
+    known = group_of("row_parallel_linear", group)
+    size = 1 if known is None else dist.get_world_size(known)
     tree = Balanced(parts)
     share = weight.shape[1] if weight.dim() == 2 else 0
     if parts % size:
@@ -90,7 +91,13 @@ def row_parallel_linear(
         made = None
         if exchange is None:
             made = overlap.row_parallel(ranks, rows, weight.shape[0], bias, product)
-        y = join(ranks, product(rows), bias, x.dtype, exchange) if made is None else made
+        if made is None:
+            call = calls(
+                "row_parallel_linear", x, x=x, weight=weight, bias=bias is not None, parts=parts,
+                exchange=exchange,
+            )  # fmt: skip
+            made = join(ranks, product(rows), bias, x.dtype, exchange, call)
+        y = made
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -114,7 +121,7 @@ def column_parallel_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     gather: bool = False,
     features: int | None = None,
 ) -> torch.Tensor:
@@ -127,7 +134,7 @@ def column_parallel_linear(
         x: [..., K], the same on every rank.
         weight: [N / ranks, K], dtype of x: this rank's output features, the ranks in order.
         bias: [N / ranks], dtype of x: of this rank's features; or None.
-        group: the ranks; None: this process alone.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
         gather: give all N features on every rank, instead of this rank's.
         features: N, where ranks hold copies (K and V heads of few) or padding, so that it is not
             the number of ranks times this rank's features.
@@ -137,19 +144,20 @@ def column_parallel_linear(
 
     Raises:
         ShapeError, DTypeError, ContractError: as `linear`; or copies are to be gathered.
-        RankError: the ranks do not agree, or one of them failed.
+        RankError: the ranks do not agree or are in different calls, or one of them failed.
     """
     refuse_gradients("column_parallel_linear", x, weight, bias)
     ranks = ranks_of("column_parallel_linear", group)
-    y = part_of_columns(ranks, x, weight, bias, features)
     if ranks is None or not gather:
-        return y
+        return part_of_columns(ranks, x, weight, bias, features)
     if features is not None and features != weight.shape[0] * ranks.size:
         raise ShapeError(
             f"column_parallel_linear: {ranks.size} ranks with {weight.shape[0]} features each do "
             f"not make {features}: copies and padding cannot be gathered"
         )
-    return side_by_side(ranks.gather(y))
+    call = calls("column_parallel_linear", x, x=x, weight=weight, bias=bias is not None)
+    y = part_of_columns(ranks, x, weight, bias, features)
+    return side_by_side(ranks.gather(y, call))
 
 
 def part_of_columns(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from samebits import settings
 from samebits.errors import DeviceError, RankError
-from samebits.ops.parallel.ranks import Ranks
+from samebits.ops.parallel.ranks import Ranks, group_of
 
 if TYPE_CHECKING:
     from samebits.engines.cuda.peer.join import Peers
@@ -48,9 +48,19 @@ def peers_of(ranks: Ranks, partial: torch.Tensor) -> Peers | None:
     return known
 
 
-def transport(group: dist.ProcessGroup) -> str:
-    """How partial sums meet: "peer memory", "messages: why", or "not met yet" on GPUs."""
-    known = _KNOWN.get(group)
+def transport(group: dist.ProcessGroup | None = None) -> str:
+    """How partial sums meet: "peer memory", "messages: why", or "not met yet" on GPUs.
+
+    Args:
+        group: None: the default group.
+
+    Raises:
+        RankError: there is no such group.
+    """
+    found = group_of("transport", group)
+    if found is None:
+        raise RankError("transport: there is no group: this process is alone")
+    known = _KNOWN.get(found)
     if known is None:
         return "not met yet" if torch.cuda.is_available() else "messages: torch sees no GPU here"
     return f"messages: {known}" if isinstance(known, str) else "peer memory"

@@ -9,12 +9,13 @@ group that was given, as bytes: nothing on the way adds them.
 from __future__ import annotations
 
 import pickle
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,11 +26,16 @@ from samebits.errors import RankError
 from samebits.plan import planner
 
 T = TypeVar("T")
+#: The ranks of an operation. None: the default group, as for torch's own collectives; where there
+#: is none, and for "alone", this process is the only rank.
+Group: TypeAlias = "dist.ProcessGroup | Literal['alone'] | None"
 
 # One function under the names of torch's releases.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 #: Seconds that a rank waits for the others when they meet.
 PATIENCE = 300.0
+#: Bytes of what ranks say of a call, and of the message that it comes in.
+_SAID, _FIRST = 256, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,12 @@ class Ranks:
 
     # ---- data, moved -----------------------------------------------------------------------------
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[ranks, *x.shape]: what every rank has, in their order."""
+    def gather(self, x: torch.Tensor, call: bytes | None = None) -> torch.Tensor:
+        """[ranks, *x.shape]: what every rank has, in their order. call: as of `alike`."""
         x = x.contiguous()
+        found = self.alike(call, x)
+        if found is not None:
+            return found
         everyone = x.new_empty((self.size, *x.shape))
         if x.numel():
             sent, got = _bytes(x), _bytes(everyone)
@@ -84,6 +93,43 @@ class Ranks:
         if x.numel():
             self.talk(lambda late: dist.all_reduce(words, group=self.group, async_op=late))
         return x
+
+    def alike(self, call: bytes | None, x: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Compares what every rank calls, before messages that would not fit each other: those are
+        garbage, or end the process, or hang. Few numbers come along.
+
+        Args:
+            call: what `calls` gives; None: nothing is compared.
+            x: what every rank has for the others, on a CPU.
+
+        Returns:
+            `gather` of x; None if it is too long to come along, or nothing is compared.
+
+        Raises:
+            RankError: on every rank: they are in different calls. Nothing else was sent.
+        """
+        if call is None:
+            return None
+        first = torch.zeros(_FIRST, dtype=torch.uint8)
+        first[:_SAID] = torch.frombuffer(bytearray(call), dtype=torch.uint8)
+        size = 0 if x is None else x.nbytes
+        fits = size <= _FIRST - _SAID
+        if x is not None and fits:
+            first[_SAID : _SAID + size] = _bytes(x)
+        everyone = first.new_empty(self.size, _FIRST)
+        self.talk(lambda late: _all_gather(everyone.view(-1), first, self.group, async_op=late))
+        if (everyone[:, :_SAID] != first[:_SAID]).any():
+            heard = [bytes(row[:_SAID].tolist()).rstrip(b"\0").decode() for row in everyone]
+            other = next(r for r, words in enumerate(heard) if words != heard[0])
+            raise RankError(
+                f"the ranks of this group are in different calls: rank 0 in {heard[0]}; rank "
+                f"{other} in {heard[other]}. All ranks make the same calls in the same order, with "
+                "operands of one dtype and one number of rows"
+            )
+        if x is None or not fits:
+            return None
+        got = everyone[:, _SAID : _SAID + size].contiguous().view(-1)
+        return got.view(x.dtype).view(self.size, *x.shape)
 
     def hear(self, said: T) -> list[T]:
         """What every rank says, in their order.
@@ -132,6 +178,31 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1).view(torch.uint8)
 
 
+def calls(op: str, x: torch.Tensor, /, **what: object) -> bytes | None:
+    """What a rank says of a call, for `Ranks.alike`; None on a GPU, which would have to be waited
+    for (docs/parallel.md).
+
+    Args:
+        op: the operation.
+        x: an operand: where it computes.
+        what: by name, what decides which messages follow, and what they mean.
+    """
+    if not x.is_cpu:
+        return None
+    said = ", ".join(f"{name} {_words(value)}" for name, value in what.items())
+    return f"{op}: {said}".encode("ascii", "replace")[:_SAID].ljust(_SAID, b"\0")
+
+
+def _words(value: object) -> str:
+    """What can be told of a value in a few letters; of integers, which are few, a checksum, too."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if value.dtype in (torch.int32, torch.int64) and value.is_cpu:
+        return f"{kind} #{zlib.crc32(value.contiguous().numpy().data):08x}"
+    return kind
+
+
 # ---- agreement -----------------------------------------------------------------------------------
 
 
@@ -155,7 +226,25 @@ class _Agreed:
 _KNOWN: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
 
 
-def ranks_of(op: str, group: dist.ProcessGroup | None) -> Ranks | None:
+def group_of(op: str, group: Group) -> dist.ProcessGroup | None:
+    """The group that is meant; None where this process is alone.
+
+    Raises:
+        RankError: this process is no rank of it, or it is no group.
+    """
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if group is None:
+        there = dist.is_available() and dist.is_initialized()
+        return dist.group.WORLD if there else None
+    if group == "alone":
+        return None
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise RankError(f"{op}: this process is not among the ranks of the group: let those call")
+    raise RankError(f"{op}: group is a process group, None or 'alone', not {group!r}")
+
+
+def ranks_of(op: str, group: Group) -> Ranks | None:
     """The agreed ranks of a group; None where this process is alone.
 
     The first call for a group, by all of its ranks, makes them agree: see `agree`.
@@ -164,6 +253,7 @@ def ranks_of(op: str, group: dist.ProcessGroup | None) -> Ranks | None:
         RankError: they do not agree; or another plan came into force since; or this process is no
             rank of the group.
     """
+    group = group_of(op, group)
     if group is None:
         return None
     known = _KNOWN.get(group)
@@ -185,14 +275,14 @@ def ranks_of(op: str, group: dist.ProcessGroup | None) -> Ranks | None:
     return known.ranks(group)
 
 
-def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
+def agree(group: dist.ProcessGroup | None = None, *, timeout: float = PATIENCE) -> Ranks:
     """Makes the ranks of a group meet, and compare what decides bits. All of them call it.
 
     The first operation of a group does it; call it yourself to set the timeout, before a CUDA
     graph is captured, or after another plan was loaded.
 
     Args:
-        group: of any backend.
+        group: of any backend; None: the default group.
         timeout: seconds to wait for the others, here and in kernels that wait for results in a
             GPU's memory. Messages are waited for as long as the group's own timeout says
             (``torch.distributed.init_process_group(timeout=)``); of NCCL's, torch's watchdog then
@@ -201,9 +291,10 @@ def agree(group: dist.ProcessGroup, *, timeout: float = PATIENCE) -> Ranks:
     Raises:
         RankError: on every rank: they differ, or one did not come in time.
     """
+    group = group_of("agree", group)
+    if group is None:
+        raise RankError("agree: there is no group: call torch.distributed.init_process_group first")
     size, index = dist.get_world_size(group), dist.get_rank(group)
-    if index < 0:
-        raise RankError("this process is no rank of the group that it was given")
     everyone = hear(group, decides_bits(), timeout)
     found = disagreement(everyone)
     if found:

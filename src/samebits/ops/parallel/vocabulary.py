@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from samebits.errors import DTypeError, ShapeError
 from samebits.ops.embedding import embedding
 from samebits.ops.parallel.linear import part_of_columns, refuse_gradients, side_by_side
-from samebits.ops.parallel.ranks import Ranks, ranks_of
+from samebits.ops.parallel.ranks import Group, Ranks, calls, ranks_of
 from samebits.ops.softmax import token_logprob
 
 #: Bytes of logits that a rank holds at a time, beside those of its own words.
@@ -17,7 +16,7 @@ _MOST_LOGITS = 1 << 29
 
 
 def vocab_parallel_embedding(
-    ids: torch.Tensor, weight: torch.Tensor, *, group: dist.ProcessGroup | None = None
+    ids: torch.Tensor, weight: torch.Tensor, *, group: Group = None
 ) -> torch.Tensor:
     """``embedding(ids, whole weight)`` for a table whose rows lie on the ranks of a group.
 
@@ -26,7 +25,7 @@ def vocab_parallel_embedding(
     Args:
         ids: [...] int32 or int64 in 0 .. V - 1, the same on every rank.
         weight: [V / ranks, dim], any dtype: this rank's words, the ranks in order.
-        group: the ranks; None: this process alone.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
 
     Returns:
         [..., dim], the same on every rank.
@@ -55,6 +54,7 @@ def vocab_parallel_embedding(
     local = ids - ranks.index * own
     here = (local >= 0) & (local < own)
     rows = embedding(local.where(here, 0), weight) if own else weight.new_zeros(*ids.shape, 0)
+    ranks.alike(calls("vocab_parallel_embedding", weight, ids=ids, weight=weight))
     return ranks.unite(rows.masked_fill(~here[..., None], 0))
 
 
@@ -63,7 +63,7 @@ def vocab_parallel_logprobs(
     weight: torch.Tensor,
     ids: torch.Tensor,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
 ) -> torch.Tensor:
     """``token_logprob(linear(x, whole weight), ids)`` in fp32, for a head cut by its words.
 
@@ -75,7 +75,7 @@ def vocab_parallel_logprobs(
         x: [..., K], the same on every rank.
         weight: [V / ranks, K], dtype of x: this rank's words, the ranks in order.
         ids: [...] integers in 0 .. V - 1, the same on every rank.
-        group: the ranks; None: this process alone.
+        group: the ranks; None: the default group, if there is one; "alone": this process.
 
     Returns:
         [...] fp32, the same on every rank.
@@ -97,6 +97,7 @@ def vocab_parallel_logprobs(
         return token_logprob(part_of_columns(None, x, weight), ids, dtype=torch.float32)
     words = weight.shape[0] * ranks.size
     _check_ids(ids, words)
+    ranks.alike(calls("vocab_parallel_logprobs", x, x=x, weight=weight, ids=ids))
     rows, wanted = x.reshape(-1, x.shape[-1]), ids.reshape(-1)
     step = max(1, _MOST_LOGITS // max(1, words * x.element_size())) * ranks.size
     found = [
