@@ -198,6 +198,8 @@ def exact_forms() -> Iterator[tuple[Any, dict[str, str], dict[tuple[int], Any]]]
         exact.softmax("softmax", x, dtype)
     exact.norm(x, w[0], None, 1e-5, layer=False)
     exact.rows(x, torch.float32, squares=True)
+    for value in ("mean", "norm"):
+        exact.row_values(value, x, dtype)
     for kind in ("log_softmax", "logsumexp"):
         exact.softmax(kind, x, torch.float32)
     exact.exp(x)

@@ -211,14 +211,14 @@ def test_moduli() -> None:
         assert 255 * sum(sums.parts) + 2**19 < 2**31
 
 
-@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize("value", ["sum", "squares", "mean", "norm"])
 @pytest.mark.parametrize(("name", "out"), OUTPUTS)
-def test_rows(name: str, out: str, squares: bool) -> None:
+def test_rows(name: str, out: str, value: str) -> None:
     for n in (0, 1, 7, 300, 5000):
         for octaves in (0, 3, 60):
             x = special(spread(5, n, dtype=DTYPES[name], octaves=octaves, seed=n), n, 0.1 / (n + 1))
-            want, _ = cpu.rows(x, DTYPES[out], squares=squares)
-            got, _ = gpu.rows(x.to(DEVICE), DTYPES[out], squares=squares)
+            want, _ = cpu.row_values(value, x, DTYPES[out])
+            got, _ = gpu.row_values(value, x.to(DEVICE), DTYPES[out])
             assert bits.equal(got.cpu(), want)
 
 

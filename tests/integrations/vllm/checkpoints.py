@@ -76,7 +76,9 @@ def _tensors(kind: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     def vector(name: str, size: int, middle: float) -> None:
         found[name] = (middle + 0.2 * torch.randn(size, generator=noise)).to(torch.bfloat16)
 
-    matrix("model.embed_tokens", VOCABULARY, hidden, hidden**0.5)
+    # Of a larger one, tied to the lm_head, every token would be its own successor.
+    tied = config["tie_word_embeddings"]
+    matrix("model.embed_tokens", VOCABULARY, hidden, 3 if tied else hidden**0.5)
     for i in range(LAYERS):
         layer = f"model.layers.{i}"
         vector(f"{layer}.input_layernorm.weight", hidden, 1)

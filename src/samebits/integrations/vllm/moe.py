@@ -41,6 +41,8 @@ def install(patches: Patches, ranks: int) -> None:
     patches.set(method, "is_monolithic", property(lambda self: False))
     patches.set(method, "process_weights_after_loading", _weights_ready)
     patches.set(method, "apply", _experts)
+    if hasattr(method, "maybe_make_prepare_finalize"):
+        patches.set(method, "maybe_make_prepare_finalize", _no_dispatch)
     for module, name in (
         ("fused_topk_router", "FusedTopKRouter"),
         ("fused_topk_bias_router", "FusedTopKBiasRouter"),
@@ -78,6 +80,10 @@ def _nothing_to_add(self: Any, shared_output: Tensor | None, *_: Any, **__: Any)
 
 def _weights_ready(self: Any, layer: Any) -> None:
     """Leaves the weights as they were loaded: no kernel of vLLM's is set up."""
+
+
+def _no_dispatch(self: Any, *_: Any, **__: Any) -> None:
+    """No kernel of vLLM's carries tokens to other ranks' experts (asked where ranks share them)."""
 
 
 def unsupported(layer: Any) -> str:

@@ -77,22 +77,16 @@ def rows(x: torch.Tensor, out_dtype: torch.dtype, squares: bool = False) -> torc
 
 def mean(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     """S(x) / n along the last axis, S rounded to fp32: [..., n] -> [...]."""
-    if not x.is_cuda:
-        return _values("mean", x, out_dtype)
-    # A tensor: torch divides by a number in another way.
-    count = torch.full((), float(x.shape[-1]), dtype=torch.float32, device=x.device)
-    return canonical(rows(x, torch.float32) / count, out_dtype)
+    return _values("mean", x, out_dtype)
 
 
 def length(x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     """sqrt(Q(x)) along the last axis, Q rounded to fp32: [..., n] -> [...]."""
-    if not x.is_cuda:
-        return _values("norm", x, out_dtype)
-    return canonical(pointwise.sqrt(rows(x, torch.float32, squares=True)), out_dtype)
+    return _values("norm", x, out_dtype)
 
 
 def _values(value: str, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    result = cpu.row_values(value, _flat(x), out_dtype)[0]
+    result: torch.Tensor = _engine(x).row_values(value, _flat(x), out_dtype)[0]
     return result if x.dim() == 2 else result.view(x.shape[:-1])
 
 

@@ -141,6 +141,11 @@ def rows(
     x: torch.Tensor, out_dtype: torch.dtype, *, squares: bool = False
 ) -> tuple[torch.Tensor, None]:
     """The exact sum (of squares) along the last axis of x [R, n], rounded once."""
+    return row_values("squares" if squares else "sum", x, out_dtype)
+
+
+def row_values(value: str, x: torch.Tensor, out_dtype: torch.dtype) -> tuple[torch.Tensor, None]:
+    """ "sum", "squares", "mean" or "norm" along the last axis of x [R, n]: as `cpu.row_values`."""
     x = _contiguous(x)
     count, n = x.shape
     y = torch.empty(count, dtype=out_dtype, device=x.device)
@@ -148,8 +153,8 @@ def rows(
         block = min(512, _block(n))
         share = max(1, 512 // block)
         launch(
-            row_kernel, (-(-count // share),), x, y, count, n, x.stride(0),
-            ROWS=share, BLOCK=block, SQUARES=squares, num_warps=4,
+            row_kernel, (-(-count // share),), x, y, count, n, x.stride(0), float(n),
+            ROWS=share, BLOCK=block, VALUE=value, num_warps=4,
         )  # fmt: skip
     return y, None
 

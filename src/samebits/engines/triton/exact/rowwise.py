@@ -12,11 +12,16 @@ from samebits.engines.triton.exact.numbers import SLACK, UNIT, certain, power_of
 
 @triton.jit
 def row_kernel(
-    x, y, count, n, row,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr,
+    x, y, count, n, row, length,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """y[r] = R(sum of x[r], or of its squares), r < count; rows of n contiguous elements."""
-    OUT: tl.constexpr = y.dtype.element_ty
+    """y[r] = a value of x[r], r < count; rows of n contiguous elements.
+
+    VALUE: "sum" or "squares": R(sum of the elements, or of their squares); "mean": S / length;
+    "norm": sqrt(Q). length: n in fp32.
+    """
+    SQUARES: tl.constexpr = VALUE == "squares" or VALUE == "norm"
+    OUT: tl.constexpr = tl.float32 if VALUE == "mean" or VALUE == "norm" else y.dtype.element_ty
     KIND: tl.constexpr = "squares" if SQUARES else "sum"
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = rows.to(tl.int64) * row
@@ -41,13 +46,24 @@ def row_kernel(
         e = _error_of_sum(tl.sum(size, 1), tl.min(low, 1), n, BLOCK, x.dtype.element_ty)
     result, sure = certain(s, e, OUT)
     here = rows < count
-    tl.store(y + rows, result, mask=here)
+    tl.store(y + rows, _value(result, length, y.dtype.element_ty, VALUE), mask=here)
     number = tl.arange(0, ROWS)
     open_ = tl.min(tl.where(here & ~sure, number, ROWS), 0)
     while open_ < ROWS:
         r = tl.program_id(0) * ROWS + open_
-        tl.store(y + r, row_again(x + r.to(tl.int64) * row, 1, n, 0.0, OUT, KIND))
+        settled = row_again(x + r.to(tl.int64) * row, 1, n, 0.0, OUT, KIND)
+        tl.store(y + r, _value(settled, length, y.dtype.element_ty, VALUE))
         open_ = tl.min(tl.where(here & ~sure & (number > open_), number, ROWS), 0)
+
+
+@triton.jit
+def _value(total, length, OUT: tl.constexpr, VALUE: tl.constexpr):
+    """What VALUE is of a sum that was rounded once."""
+    if VALUE == "mean":
+        total = _stored(tl.div_rn(total, length), OUT)
+    elif VALUE == "norm":
+        total = _stored(tl.sqrt_rn(total), OUT)
+    return total
 
 
 @triton.jit
