@@ -70,8 +70,8 @@ def test_all_ranks_have_the_folded_sums(tmp_path: Path, ranks: int, kind: int, u
 @pytest.mark.parametrize(
     "spoilt",
     [
-        ("  __syncthreads();\n  if (threadIdx.x < RANKS", "  if (threadIdx.x < RANKS"),
-        ("blocks, base + turn);", "blocks, base + turn - 1);"),
+        ("    __syncthreads();\n    if (threadIdx.x >= RANKS", "    if (threadIdx.x >= RANKS"),
+        ("told(base + turn,", "told(base + turn - (turn > 1),"),
     ],
     ids=["a flag before its stores", "a turn too early"],
 )
@@ -85,3 +85,13 @@ def test_a_rank_that_stops_leaves_nan_and_a_word(tmp_path: Path) -> None:
     wrong, missing, *told = run(build(tmp_path, 4, 1, 2), 7, 5)
     assert wrong == 0 and missing == 2 * 3
     assert told[1] == 0 and all(told[rank] for rank in (0, 2, 3)) and 2 in told
+
+
+@emulated
+def test_a_rank_in_another_call_leaves_nan_and_a_word(tmp_path: Path) -> None:
+    """A row more on rank 1: told at once, by packets and flags, and not as a rank that is late."""
+    program = build(tmp_path, 2, 1, 2)
+    for other in range(5):  # by every kernel
+        wrong, missing, *told = run(program, other + 2, -1, other)
+        assert wrong == 0 and missing == 2 * 2  # this call and the next one, on both ranks
+        assert any(word & 0x100 for word in told) and all(word & 0xFF for word in told)

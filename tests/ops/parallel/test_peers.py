@@ -41,6 +41,9 @@ def test_a_rank_that_did_not_answer_is_told_at_the_next_call() -> None:
     made._failed[0] = 2
     with pytest.raises(RankError, match="rank 0 of 2: rank 1 did not answer within 30 s"):
         made.check()
+    made._failed[0] = 2 + 0x100
+    with pytest.raises(RankError, match="rank 0 of 2: rank 1 was in a call with another number"):
+        made.check()
 
 
 def test_what_the_kernels_take() -> None:

@@ -211,6 +211,19 @@ def killed_on_gpus(index: int, size: int) -> None:
         ops.row_parallel_linear(x, w, group=group)
 
 
+def different_calls_on_gpus(index: int, size: int) -> None:
+    """Over peer memory: seen by the kernels, at once, and not as a rank that is late."""
+    torch.cuda.set_device(index % torch.cuda.device_count())
+    x, w = (torch.ones(n, 1024, device="cuda", dtype=torch.bfloat16) for n in (4, 64))
+    with torch.no_grad():
+        assert bool((ops.row_parallel_linear(x, w) == 1024 * size).all())
+        assert ops.parallel.transport() == "peer memory"
+        mine = ops.row_parallel_linear(x[: 4 - index], w)
+        torch.cuda.synchronize()
+        assert bool(mine.isnan().all())
+        ops.row_parallel_linear(x, w)
+
+
 def killed_over_nccl(index: int, size: int) -> None:
     """Without peer memory: it is the host that waits, for a message of NCCL's."""
     torch.cuda.set_device(index)
@@ -348,6 +361,14 @@ def test_a_rank_that_is_killed_on_gpus(tmp_path: Path) -> None:
     found = errors(tmp_path, "killed_on_gpus")
     assert found[1] is None
     assert f"RankError: rank 0 of 2: rank 1 did not answer within {TIMEOUT:g} s" in str(found[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none is visible")
+def test_ranks_in_different_calls_on_gpus(tmp_path: Path) -> None:
+    found = errors(tmp_path, "different_calls_on_gpus")
+    for index in (0, 1):
+        who = f"RankError: rank {index} of 2: rank {1 - index}"
+        assert f"{who} was in a call with another number of rows" in str(found[index])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs for NCCL")

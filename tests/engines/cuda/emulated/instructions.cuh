@@ -97,11 +97,10 @@ inline float __fadd_rn(float x, float y) { return x + y; }
 
 // Each number is written with its mark at once, and nothing is ordered between two numbers.
 struct alignas(16) Packet { float a; u32 mark_a; float b; u32 mark_b; };
-inline void store_packet(u64 at, float a, float b, u32 mark) {
-  const u64 high = (u64)mark << 32;
-  __atomic_store_n((u64*)(at + 8), high | bits<u32>(b), __ATOMIC_RELAXED);
+inline void store_packet(u64 at, float a, u32 mark_a, float b, u32 mark_b) {
+  __atomic_store_n((u64*)(at + 8), (u64)mark_b << 32 | bits<u32>(b), __ATOMIC_RELAXED);
   if (threadIdx.x % 4 == 0) std::this_thread::yield();
-  __atomic_store_n((u64*)at, high | bits<u32>(a), __ATOMIC_RELAXED);
+  __atomic_store_n((u64*)at, (u64)mark_a << 32 | bits<u32>(a), __ATOMIC_RELAXED);
 }
 inline Packet load_packet(u64 at) {
   pause_sometimes(32, 8000);

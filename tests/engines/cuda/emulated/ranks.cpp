@@ -1,7 +1,8 @@
 // Ranks that join partial sums by join.cu: a thread of the CPU for each thread of each block of each
-// rank, and several calls in a row, by kernels that a call draws. usage: ranks CALLS [DIES]: before call
-// DIES rank 1 stops. Counters begin a few calls before they overflow; of a launch a few blocks run at a
-// time. Prints "wrong calls_with_NaN words_of_the_host"; numbers that are there must be right.
+// rank, and several calls in a row, by kernels that a call draws. usage: ranks CALLS [DIES [OTHER]]:
+// before call DIES rank 1 stops; in call OTHER it has a row more. Counters begin a few calls before they
+// overflow; of a launch a few blocks run at a time. Prints "wrong calls_with_NaN words_of_the_host";
+// numbers that are there must be right.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -43,10 +44,10 @@ void launch(u32 blocks, u32 resident, u32 seed, Kernel kernel) {
 
 // A call's shape and every rank's numbers: functions of the call.
 struct Call {
-  explicit Call(int number) {
+  explicit Call(int number, bool longer = false) {
     std::mt19937 draw(number);
     way = draw() % 3, columns = LINE * (1 + draw() % 4);
-    rows = 1 + draw() % (way == 0 ? 12 : 150), blocks = 1 + draw() % 3;
+    rows = 1 + longer + draw() % (way == 0 ? 12 : 150), blocks = 1 + draw() % 3;
     for (auto& of : sums) {
       of.resize(rows * columns);
       for (float& x : of) x = (float)(int)(draw() % 200001 - 100000) * (float)(1 << draw() % 14) * 1e-4f;
@@ -73,7 +74,8 @@ Out expected(const Call& call, u32 i) {
 }
 
 int main(int count, char** words) {
-  const int calls = std::atoi(words[1]), dies = count > 2 ? std::atoi(words[2]) : -1;
+  const int calls = std::atoi(words[1]), dies = count > 2 ? std::atoi(words[2]) : -1,
+            other = count > 3 ? std::atoi(words[3]) : -1;
   const u64 patience = dies < 0 ? 100'000'000'000 : 8'000'000'000;
   std::vector<uint4> memory[RANKS];
   u64 bases[RANKS];
@@ -89,7 +91,7 @@ int main(int count, char** words) {
   auto rank = [&](u32 index) {
     std::mt19937 pause(index);
     for (int number = 0; number < calls && !(index == 1 && number == dies); ++number) {
-      const Call call(number);
+      const Call call(number, index == 1 && number == other);
       const u32 n = call.rows * call.columns, share = (n + RANKS * LINE - 1) / (RANKS * LINE) * LINE;
       std::vector<uint4> in(n / 4), out(n * sizeof(Out) / 16 + 1);  // lines are aligned
       out.back().x = CANARY;

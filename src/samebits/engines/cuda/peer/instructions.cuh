@@ -8,9 +8,9 @@
 // and its mark are written and read at once, so a number whose mark is right is there.
 struct alignas(16) Packet { float a; u32 mark_a; float b; u32 mark_b; };
 
-DEVICE void store_packet(u64 at, float a, float b, u32 mark) {
-  asm volatile("st.volatile.global.v4.b32 [%0], {%1, %2, %3, %2};" ::"l"(at),
-               "r"(__float_as_uint(a)), "r"(mark), "r"(__float_as_uint(b))
+DEVICE void store_packet(u64 at, float a, u32 mark_a, float b, u32 mark_b) {
+  asm volatile("st.volatile.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at),
+               "r"(__float_as_uint(a)), "r"(mark_a), "r"(__float_as_uint(b)), "r"(mark_b)
                : "memory");
 }
 

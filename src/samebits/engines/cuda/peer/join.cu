@@ -18,7 +18,8 @@
 // folded after the sums there had been read; and results it sends after a flag of this call.
 //
 // A rank that does not answer for `patience` nanoseconds ends the waiting, for good: results that are
-// missing are NaN, here and in all later calls, and a word in the host's memory says so.
+// missing are NaN, here and in all later calls, and a word in the host's memory says so. So does a rank
+// that is in another call: what kind of call it is travels with packets and flags (`kind`).
 #include "instructions.cuh"
 
 #ifndef THREADS
@@ -41,23 +42,40 @@ struct Way {                         // one thread's view of the ranks
   u64 patience;
 };
 
-// Whether `there` becomes true before the patience ends. Never, once it has ended anywhere.
-template <class Test>
-DEVICE bool wait_until(const Way& way, u32 rank, Test there) {
-  if (there()) return true;
+constexpr u32 ELSEWHERE = 0x100;     // in the host's word: the rank is in another call
+
+// Ends all waiting, because of a rank. Always false.
+DEVICE bool give_up_on(const Way& way, u32 rank, bool elsewhere) {
+  store_now(&way.counters->failed, 1);
+  tell_host(way.host, rank + 1 + (elsewhere ? ELSEWHERE : 0));
+  return false;
+}
+
+enum Seen { LATE, THERE, OTHER };    // of what is waited for: not yet, yes, of another call
+
+// Whether it is `look`ed upon as there before the patience ends. Never, once that has ended anywhere;
+// nor where it is of another call twice in a row, since a look may come while something arrives.
+template <class Look>
+DEVICE bool wait_until(const Way& way, u32 rank, Look look) {
+  if (look() == THERE) return true;
   u64 end = 0;
+  bool before = false;
   for (u32 turn = 0;; ++turn) {
-    if (there()) return true;
+    const Seen seen = look();
+    if (seen == THERE) return true;
     if (turn % 256 != 255) continue;
     if (load_now(&way.counters->failed)) return false;
-    u64 now = nanoseconds();
+    const u64 now = nanoseconds();
     if (end == 0) end = now + way.patience;
-    if (now > end) {
-      store_now(&way.counters->failed, 1);
-      tell_host(way.host, rank + 1);
-      return false;
-    }
+    if (now > end || (seen == OTHER && before)) return give_up_on(way, rank, seen == OTHER);
+    before = seen == OTHER;
   }
+}
+
+// What all ranks must have in common in a call besides its count.
+DEVICE u32 form(u32 columns, const void* bias) {
+  const u32 mixed = columns * 0x9e3779b1u + (2 * KIND + (bias != nullptr)) * 0x85ebca77u;
+  return mixed ^ mixed >> 16;
 }
 
 // ((p0 + p1) + (p2 + p3)) + ...
@@ -116,6 +134,8 @@ DEVICE void leave(u32* done, u32* counter, u32 value) {
 // After 2^32 calls marks begin anew, without 0: places that no packet has reached yet hold it.
 DEVICE u32 next_mark(u32 mark) { return mark == 0xffffffffu ? 2 : mark + 1; }
 
+// The first mark of a packet tells calls apart, and the second one their kinds as well: in its upper
+// half, where 2^16 pairs at most find room.
 // pairs: of numbers; columns: of a row; place: where packets lie in every rank's memory, and
 // `capacity` packets a sender.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -125,6 +145,7 @@ join_packets(const float2* partial, const Out* bias, Out* out, u32 pairs, u32 co
   admit_successor();
   const Way way{bases, counters, host, patience};
   const u32 mark = next_mark(load_now(&counters->packets));
+  const u32 kind = mark ^ (pairs ^ form(columns, bias)) << 16;
   const u32 first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
   const u64 turn = place + (u64)(mark & 1) * RANKS * capacity * sizeof(Packet);
   const bool alive = load_now(&counters->failed) == 0;
@@ -133,7 +154,7 @@ join_packets(const float2* partial, const Out* bias, Out* out, u32 pairs, u32 co
     const float2 x = partial[pair];
 #pragma unroll
     for (u32 rank = 0; rank < RANKS; ++rank)
-      if (rank != index) store_packet(bases[rank] + mine + pair * (u64)sizeof(Packet), x.x, x.y, mark);
+      if (rank != index) store_packet(bases[rank] + mine + pair * (u64)sizeof(Packet), x.x, mark, x.y, kind);
   }
   const u64 here = bases[index] + turn;
   for (u32 pair = first; pair < pairs; pair += stride) {
@@ -141,18 +162,18 @@ join_packets(const float2* partial, const Out* bias, Out* out, u32 pairs, u32 co
     bool whole = alive;
 #pragma unroll
     for (u32 rank = 0; rank < RANKS; ++rank) {
+      float2 x{};  // an element of low and high by its own number, or they would lie in memory
       if (rank == index) {
-        const float2 x = partial[pair];
-        low[rank] = x.x, high[rank] = x.y;
-        continue;
+        x = partial[pair];
+      } else {
+        const u64 at = here + ((u64)rank * capacity + pair) * sizeof(Packet);
+        whole = whole && wait_until(way, rank, [&] {
+          const Packet got = load_packet(at);
+          x.x = got.a, x.y = got.b;
+          return got.mark_a != mark ? LATE : got.mark_b == kind ? THERE : OTHER;
+        });
       }
-      const u64 at = here + ((u64)rank * capacity + pair) * sizeof(Packet);
-      Packet got{};
-      whole = whole && wait_until(way, rank, [&] {
-        got = load_packet(at);
-        return got.mark_a == mark && got.mark_b == mark;
-      });
-      low[rank] = got.a, high[rank] = got.b;
+      low[rank] = x.x, high[rank] = x.y;
     }
     const u32 column = pair * 2 % columns;
     const float a = biased(fold<0, RANKS>(low), bias, column);
@@ -308,21 +329,38 @@ struct Shares {
   }
 };
 
-// Tells all other ranks that this block has done a step: everything it stored before can be read.
-DEVICE void tell(const Way& way, u32 index, u64 flag, u32 value) {
-  __syncthreads();
-  if (threadIdx.x < RANKS && threadIdx.x != index) store_flag(way.bases[threadIdx.x] + flag, value);
-}
+// Flags of a rank's blocks in every rank's memory, and behind those of all ranks, in the same order,
+// the kinds of their calls.
+struct Flags {
+  const Way& way;
+  u64 place;
+  u32 blocks, index, kind;
 
-// Waits until all other ranks' blocks of this index have done a step.
-DEVICE bool told(const Way& way, u32 index, u64 flags, u32 blocks, u32 value) {
-  bool good = true;
-  if (threadIdx.x < RANKS && threadIdx.x != index) {
-    const u64 at = way.bases[index] + flags + ((u64)threadIdx.x * blocks + blockIdx.x) * 4;
-    good = wait_until(way, threadIdx.x, [&] { return (int)(load_flag(at) - value) >= 0; });
+  DEVICE u64 of(u32 owner, u32 rank) const {
+    return way.bases[owner] + place + ((u64)rank * blocks + blockIdx.x) * 4;
   }
-  return __syncthreads_and(good);
-}
+  DEVICE u64 kind_of(u64 flag) const { return flag + (u64)RANKS * blocks * 4; }
+
+  // Tells all other ranks that this block has done a step: everything it stored before can be read.
+  DEVICE void tell(u32 value, bool first) const {
+    __syncthreads();
+    if (threadIdx.x >= RANKS || threadIdx.x == index) return;
+    const u64 at = of(threadIdx.x, index);
+    if (first) store_now((u32*)kind_of(at), kind);
+    store_flag(at, value);
+  }
+
+  // Waits until all other ranks' blocks of this index have done a step, of the same kind of call.
+  DEVICE bool told(u32 value, bool first) const {
+    bool good = true;
+    if (const u32 rank = threadIdx.x; rank < RANKS && rank != index) {
+      const u64 at = of(index, rank);
+      good = wait_until(way, rank, [&] { return (int)(load_flag(at) - value) >= 0 ? THERE : LATE; });
+      if (good && first && load_now((const u32*)kind_of(at)) != kind) good = give_up_on(way, rank, true);
+    }
+    return __syncthreads_and(good);
+  }
+};
 
 // Turn t pushes step t, folds step t - 1 and takes in step t - 2. One flag a turn says all of it: who
 // has ended turn t has pushed steps to t, and sent the results of steps to t - 1.
@@ -338,15 +376,15 @@ join_stream(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   Shares work{way, partial, bias, out, count, columns, share, index, sums, results};
   work.find();
   const u32 base = load_now(&counters->shares), steps = work.steps();
-  const u64 own_flag = flags + ((u64)index * blocks + blockIdx.x) * 4;
+  const Flags flag{way, flags, blocks, index, count * 0xc2b2ae3du ^ form(columns, bias)};
   bool good = load_now(&counters->failed) == 0;
 
   for (u32 turn = 0; turn < steps + 2 && good; ++turn) {
     if (turn < steps && !pushed) work.push(turn);
-    if (turn > 0) good = told(way, index, flags, blocks, base + turn);
+    if (turn > 0) good = flag.told(base + turn, turn == 1);
     if (!good) break;
     if (turn > 0 && turn <= steps) work.fold_step(turn - 1);
-    if (turn <= steps) tell(way, index, own_flag, base + turn + 1);
+    if (turn <= steps) flag.tell(base + turn + 1, turn == 0);
     if (turn > 1) work.take(turn - 2);
   }
   if (!good) work.give_up();

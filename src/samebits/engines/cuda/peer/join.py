@@ -26,6 +26,8 @@ _THREADS, _LINE, _PACKET = 512, 8, 16
 MOST = 1 << 25
 #: Numbers that packets can carry: up to so many sent they are the faster way.
 FEW = 1 << 17
+#: In the word of what failed: the rank is in another call, as in join.cu.
+_ELSEWHERE = 0x100
 #: Most blocks of a launch that talk to blocks of the other ranks.
 _MOST_BLOCKS = 256
 
@@ -109,16 +111,23 @@ class Peers:
         self._failed = failed.numpy()
 
     def check(self) -> None:
-        """Raises if a rank did not answer in an earlier call.
+        """Raises if a rank did not answer in an earlier call, or was in another one.
 
         Raises:
-            RankError: it did not; results since then are NaN.
+            RankError: it did not, or was; results since then are NaN.
         """
-        if self._failed[0]:
+        if word := int(self._failed[0]):
+            who = f"rank {self.index} of {self.size}: rank {(word & ~_ELSEWHERE) - 1}"
+            if word & _ELSEWHERE:
+                raise RankError(
+                    f"{who} was in a call with another number of rows or features, another dtype, "
+                    "or a bias on one of them only. Results since then are NaN: all ranks make the "
+                    "same calls in the same order; start all of them again"
+                )
             raise RankError(
-                f"rank {self.index} of {self.size}: rank {int(self._failed[0]) - 1} did not answer "
-                f"within {self.patience:g} s: it died, or hangs. Results since then are NaN: look "
-                "at that rank's errors, and start all ranks again"
+                f"{who} did not answer within {self.patience:g} s: it died, hangs, or is in "
+                "another call. Results since then are NaN: look at that rank's errors, and start "
+                "all ranks again"
             )
 
     def takes(self, partial: torch.Tensor) -> bool:
