@@ -56,13 +56,15 @@ def product_again(x, w, step_x, step_w, k, term, OUT: tl.constexpr):
     """R(sum x[i * step_x] * w[i * step_w] + term), i < k; term: fp32.
 
     Products are exact in fp64, and added in two numbers; if that is not certain, without rounding.
+    A sum in the middle between two results is certain only where nothing at all was rounded, so
+    the unit that all terms are multiples of is looked for term by term.
     """
     IN: tl.constexpr = x.dtype.element_ty
+    FRACTION: tl.constexpr = 23 if tl.float32 == IN else (7 if tl.bfloat16 == IN else 10)
     total = tl.zeros([_MANY], tl.float64)
     rest = tl.zeros([_MANY], tl.float64)
     size = tl.zeros([_MANY], tl.float64)
-    low_x = tl.full([_MANY], float("inf"), tl.float32)
-    low_w = tl.full([_MANY], float("inf"), tl.float32)
+    low = tl.full([_MANY], 1000, tl.int32)
     lane = tl.arange(0, _MANY)
     total = tl.where(lane == 0, term.to(tl.float64), total)
     size = tl.abs(total)
@@ -74,13 +76,10 @@ def product_again(x, w, step_x, step_w, k, term, OUT: tl.constexpr):
         total, gone = two_sum(total, p)
         rest += gone
         size += tl.abs(p)
-        low_x = tl.minimum(low_x, tl.where(a == 0, float("inf"), tl.abs(a)))
-        low_w = tl.minimum(low_w, tl.where(b == 0, float("inf"), tl.abs(b)))
-    FRACTION: tl.constexpr = 23 if tl.float32 == IN else (7 if tl.bfloat16 == IN else 10)
-    low = unit_exponent(tl.min(low_x, 0), FRACTION) + unit_exponent(tl.min(low_w, 0), FRACTION)
-    field = (term.to(tl.int32, bitcast=True) >> 23) & 255
-    low = tl.where(term == 0, low, tl.minimum(low, tl.maximum(field, 1) - 150))
-    result, sure = _settled(total, rest, size, low, k, OUT)
+        unit = unit_exponent(a, FRACTION) + unit_exponent(b, FRACTION)
+        low = tl.minimum(low, tl.where((a == 0) | (b == 0), 1000, unit))
+    least = tl.minimum(tl.min(low, 0), tl.where(term == 0, 1000, unit_exponent(term, 23)))
+    result, sure = _settled(total, rest, size, least, k, OUT)
     if ~sure:
         digits = tl.zeros([_BLOCK, 64], tl.int64)
         for start in range(0, k, _BLOCK):
