@@ -264,6 +264,26 @@ def test_only_an_engine_that_asks_for_samebits_looks_at_ids() -> None:
 # ---- shared experts ------------------------------------------------------------------------------
 
 
+def test_where_experts_lie_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on the device, and a step in a CUDA graph cannot wait for that."""
+    layer = SimpleNamespace(
+        activation="silu", apply_router_weight_on_input=False, w13_weight=torch.ones(2, 8, 4),
+        w2_weight=torch.ones(2, 4, 4), expert_map=torch.tensor([-1, -1, 0, 1]),
+        moe_config=SimpleNamespace(skip_final_all_reduce=False),
+    )  # fmt: skip
+    moe._weights_ready(None, layer)
+    seen: list[Any] = []
+    monkeypatch.setattr(moe, "unsupported", lambda _: pytest.fail("asked in a step"))
+    monkeypatch.setattr(moe.opaque, "moe", lambda *operands: seen.append(operands))
+    moe._experts(None, layer, torch.ones(3, 4), torch.ones(3, 1), torch.ones(3, 1))
+    assert seen[0][-2:] == ("silu", True)
+    monkeypatch.undo()
+    layer.expert_map = torch.tensor([0, -1, 1, -1])
+    moe._weights_ready(None, layer)
+    with pytest.raises(UncoveredError, match="in order"):
+        moe._experts(None, layer, torch.ones(3, 4), torch.ones(3, 1), torch.ones(3, 1))
+
+
 def test_shared_experts_return_whole_results() -> None:
     mlp, other = torch.nn.Module(), torch.nn.Module()
     mlp.down, mlp.up = torch.nn.Module(), torch.nn.Linear(2, 2)

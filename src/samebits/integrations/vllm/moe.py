@@ -79,7 +79,11 @@ def _nothing_to_add(self: Any, shared_output: Tensor | None, *_: Any, **__: Any)
 
 
 def _weights_ready(self: Any, layer: Any) -> None:
-    """Leaves the weights as they were loaded: no kernel of vLLM's is set up."""
+    """Leaves the weights as they were loaded: no kernel of vLLM's is set up.
+
+    Where experts lie is looked up now: a step in a CUDA graph cannot wait for it.
+    """
+    layer.samebits_refusal = unsupported(layer)
 
 
 def _no_dispatch(self: Any, *_: Any, **__: Any) -> None:
@@ -127,7 +131,7 @@ def _experts(
     shared_experts: Any = None,
     shared_experts_input: Tensor | None = None,
 ) -> Tensor:
-    why = unsupported(layer)
+    why = layer.samebits_refusal
     if why:
         raise UncoveredError("vLLM mixture of experts", why, remedy="Use another model")
     activation = getattr(layer.activation, "value", layer.activation)
