@@ -33,7 +33,7 @@ class Engine:
         finished = self.process(
             model, batches, asked=asked, environment=environment or {}, script=script, **engine
         )
-        assert finished.returncode == 0, finished.stderr[-4000:]
+        assert finished.returncode == 0, finished.stderr[-12000:]
         line = next(x for x in finished.stdout.splitlines() if x.startswith("ANSWER "))
         answer: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
         return answer

@@ -183,3 +183,14 @@ def test_alone() -> None:
     x = torch.randn(3, 4)
     y = ops.exact.all_reduce(x)
     assert bits.equal(y, x) and y.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_open_sums_are_looked_at_so_there_is_no_capture() -> None:
+    x = torch.randn(4, 64, device="cuda")
+    ops.exact.row_parallel_linear(x, x, group="alone")
+    with (
+        pytest.raises(SamebitsError, match="outside of the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        ops.exact.row_parallel_linear(x, x, group="alone")

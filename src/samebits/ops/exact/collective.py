@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from samebits.engines.cpu import exact as integers
-from samebits.errors import DTypeError, ShapeError
+from samebits.errors import DTypeError, SamebitsError, ShapeError
 from samebits.ops.exact.engine import checked, columns, gradual, join, partial
 from samebits.ops.parallel.ranks import PATIENCE, Group, Ranks, calls, group_of
 
@@ -55,8 +55,8 @@ def all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     if not flat.is_cuda:
         return _by_pieces(flat, ranks).view(x.shape)
     share = -(-n // ranks.size)
-    sent = F.pad(flat, (0, share * ranks.size - n)).view(ranks.size, share)
-    total = columns(ranks.exchange(sent), x.dtype)
+    sent = F.pad(flat, (0, share * ranks.size - n)) if n % ranks.size else flat
+    total = columns(ranks.exchange(sent.view(ranks.size, share)), x.dtype)
     return ranks.gather(total).view(-1)[:n].view(x.shape)
 
 
@@ -127,7 +127,8 @@ def row_parallel_linear(
         [..., N] in x's dtype, the same on every rank.
 
     Raises:
-        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`.
+        ShapeError, DTypeError, SamebitsError: other operands; see `samebits.ops.exact`. In the
+            capture of a CUDA graph: the host looks which sums are open.
         RankError: as `all_reduce`.
     """
     op = "row_parallel_linear"
@@ -140,6 +141,11 @@ def row_parallel_linear(
         bias.shape != weight.shape[:1] or checked(op, bias).dtype not in (x.dtype, torch.float32)
     ):
         raise ShapeError(f"exact.{op}: bias must be [{weight.shape[0]}] of {x.dtype} or fp32")
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise SamebitsError(
+            f"exact.{op} waits for the GPU to see which sums are open, which a CUDA graph cannot: "
+            "call it outside of the capture"
+        )
     rows, n = x.reshape(x.shape[:-1].numel(), x.shape[-1]), weight.shape[0]
     ranks = _ranks(op, group)
     mine = torch.stack(partial(rows, weight))
