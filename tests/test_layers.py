@@ -10,19 +10,7 @@ import samebits
 ROOT = Path(samebits.__file__).parent
 #: From the top down; a package may import its own layer's members and everything below it.
 LAYERS: list[set[str]] = [
-    {
-        "__main__",
-        "cli",
-        "cli_compare",
-        "cli_explain",
-        "cli_plan",
-        "cli_receipts",
-        "cli_replay",
-        "cli_reveal",
-        "cli_status",
-        "launch",
-        "startup",
-    },
+    {"__main__", "cli", "launch", "startup"},
     {"bench", "report"},
     {"check"},
     {"integrations"},

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import samebits
 from samebits import ops
 from samebits.cli import app
-from samebits.cli_reveal import rows_of
+from samebits.cli.reveal import rows_of
 from samebits.errors import RevealError
 from samebits.report.trees import spans
 from samebits.reveal import Request

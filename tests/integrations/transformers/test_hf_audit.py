@@ -248,7 +248,7 @@ def test_the_command(tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
         path = recorded(sbt.enable(model.eval()), tmp_path / "r")
     good = subprocess.run(  # a process in which nothing else has been imported
-        [sys.executable, "-m", "samebits.cli", "audit", str(path), "2", "--elements", "300"],
+        [sys.executable, "-m", "samebits", "audit", str(path), "2", "--elements", "300"],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert good.returncode == 0, good.stderr

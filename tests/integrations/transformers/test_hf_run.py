@@ -44,7 +44,7 @@ SERVING = pytest.mark.skipif(
 
 
 def launch(*command: str) -> list[str]:
-    return [sys.executable, "-m", "samebits.cli", "run", "--", *command]
+    return [sys.executable, "-m", "samebits", "run", "--", *command]
 
 
 def test_every_model_of_a_process_has_our_attention() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.cli_receipts import File, errors
+from samebits.cli.receipts import File, errors
 
 if TYPE_CHECKING:
     from samebits.guard.receipts.reading import Database, Lines

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli_receipts import errors
+from samebits.cli.receipts import errors
 
 
 def status(

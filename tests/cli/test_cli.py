@@ -205,7 +205,7 @@ def test_run_keeps_the_sitecustomize_that_was_there(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
     path = os.pathsep.join([str(SOURCE), str(tmp_path), os.environ.get("PYTHONPATH", "")])
     code = [sys.executable, "-c", "pass"]
-    result = python("-m", "samebits.cli", "run", "--", *code, PYTHONPATH=path)
+    result = python("-m", "samebits", "run", "--", *code, PYTHONPATH=path)
     assert result.stdout.splitlines()[-1] == "mine"
 
 
