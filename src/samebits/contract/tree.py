@@ -159,7 +159,7 @@ Leaf = Chain | Lanes
 
 
 def _need_power_of_two(name: str, n: int) -> None:
-    if n < 2 or n & (n - 1):
+    if not isinstance(n, int) or n < 2 or n & (n - 1):
         raise ContractError(f"{name}({n}): use a power of two, at least 2")
 
 

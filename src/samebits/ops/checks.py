@@ -45,6 +45,19 @@ def engine_tensor(op: str, x: torch.Tensor, *, gpu: bool = False) -> torch.Tenso
     return x.resolve_neg() if x.is_neg() else x
 
 
+def dense(op: str, *tensors: object) -> None:
+    """Raises DTypeError unless all are dense tensors; None is left out."""
+    for x in tensors:
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise DTypeError(
+                f"{op} takes tensors, not {type(x).__name__}: look at the order of arguments"
+            )
+        if x.layout is not torch.strided:
+            raise DTypeError(f"{op} takes dense tensors, not {x.layout}")
+
+
 def all_axes(rank: int) -> tuple[int, ...]:
     """0, 1, ... rank - 1."""
     return _ALL_AXES[rank]

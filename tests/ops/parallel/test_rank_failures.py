@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from samebits import ops, plan
-from samebits.errors import RankError, SamebitsError, ShapeError
+from samebits.errors import DTypeError, RankError, SamebitsError, ShapeError
 from samebits.ops.parallel.ranks import Ranks, decides_bits, disagreement, hear
 
 #: Seconds that a rank waits for one that will not come, for one that is only slow, and the test
@@ -68,6 +68,8 @@ def wrong_operands(index: int, size: int) -> None:
         ops.vocab_parallel_logprobs(x[:, :8], table, ids, group=group)
     with pytest.raises(ShapeError, match="do not make 31"):
         ops.column_parallel_linear(x[:, :8], table, group=group, gather=True, features=31)
+    with pytest.raises(DTypeError, match=r"ids are int32 or int64 on cpu, not torch\.bool"):
+        ops.vocab_parallel_embedding(ids > 0, table, group=group)
     experts = torch.ones(2, 8, 8), torch.ones(2, 8, 4)
     with pytest.raises(IndexError, match=f"expert {2 * size} is out of range for {2 * size}"):
         ops.expert_parallel_moe(

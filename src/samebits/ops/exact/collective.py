@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from samebits.engines.cpu import exact as integers
 from samebits.errors import DTypeError, SamebitsError, ShapeError
+from samebits.ops.checks import one_device
 from samebits.ops.exact.engine import checked, columns, gradual, join, partial
 from samebits.ops.parallel.ranks import PATIENCE, Group, Ranks, calls, group_of
 
@@ -133,12 +134,14 @@ def row_parallel_linear(
     """
     op = "row_parallel_linear"
     x, weight = checked(op, x), checked(op, weight)
+    bias = None if bias is None else checked(op, bias)
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"exact.{op}: x {tuple(x.shape)} and weight {tuple(weight.shape)}")
-    if weight.dtype is not x.dtype or weight.device != x.device:
-        raise DTypeError(f"exact.{op}: weight must be {x.dtype} on {x.device}")
+    if weight.dtype is not x.dtype:
+        raise DTypeError(f"exact.{op}: weight must be {x.dtype}, not {weight.dtype}")
+    one_device(f"exact.{op}", x, weight, bias)
     if bias is not None and (
-        bias.shape != weight.shape[:1] or checked(op, bias).dtype not in (x.dtype, torch.float32)
+        bias.shape != weight.shape[:1] or bias.dtype not in (x.dtype, torch.float32)
     ):
         raise ShapeError(f"exact.{op}: bias must be [{weight.shape[0]}] of {x.dtype} or fp32")
     if x.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from samebits.ops.checks import dense
 from samebits.ops.moe import Activation, check, moe, moe_combine
 from samebits.ops.parallel.join import EXCHANGE_FROM
 from samebits.ops.parallel.ranks import Group, Ranks, calls, ranks_of
@@ -41,6 +42,7 @@ def expert_parallel_moe(
         ShapeError, DTypeError, IndexError: as `moe`.
         RankError: the ranks do not agree, or one of them failed.
     """
+    dense("expert_parallel_moe", x, w_gate_up, w_down, topk_ids, topk_weights)
     ranks = ranks_of("expert_parallel_moe", group)
     if ranks is None:
         return moe(x, w_gate_up, w_down, topk_ids, topk_weights, activation=activation)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from samebits.contract import Balanced
 from samebits.contract.tree import LEAF_EDGE, cut
 from samebits.errors import SamebitsError, ShapeError
+from samebits.ops.checks import dense, one_device
 from samebits.ops.linear import linear
 from samebits.ops.parallel import overlap
 from samebits.ops.parallel.join import add, finish, join
@@ -64,6 +65,11 @@ def row_parallel_linear(
     size = 1 if known is None else dist.get_world_size(known)
     tree = Balanced(parts)
     share = weight.shape[1] if weight.dim() == 2 else 0
+    if x.shape[-1:] != weight.shape[1:]:
+        raise ShapeError(
+            f"row_parallel_linear: x {tuple(x.shape)} needs this rank's columns of weight "
+            f"{tuple(weight.shape)} last"
+        )
     if parts % size:
         named = ", ".join(str(n) for n in range(1, parts + 1) if parts % n == 0)
         raise ShapeError(
@@ -77,6 +83,7 @@ def row_parallel_linear(
         )
     if size == 1 and x.is_cuda:
         return linear(x, weight, bias, tree=tree)
+    one_device("row_parallel_linear", x, weight, bias)
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype is not x.dtype):
         raise ShapeError(
             f"row_parallel_linear: bias must be [{weight.shape[0]}] of {x.dtype}, not "
@@ -148,6 +155,12 @@ def column_parallel_linear(
     """
     refuse_gradients("column_parallel_linear", x, weight, bias)
     ranks = ranks_of("column_parallel_linear", group)
+    most = weight.shape[0] * (1 if ranks is None else ranks.size) if weight.dim() else 0
+    if features is not None and not 0 < features <= most:
+        raise ShapeError(
+            f"column_parallel_linear: features={features} is no number of 1 to {most}, which the "
+            f"ranks hold with {tuple(weight.shape)} each, copies and padding included"
+        )
     if ranks is None or not gather:
         return part_of_columns(ranks, x, weight, bias, features)
     if features is not None and features != weight.shape[0] * ranks.size:
@@ -185,6 +198,8 @@ def refuse_gradients(op: str, *tensors: torch.Tensor | None) -> None:
 
     Raises:
         SamebitsError: it is.
+        DTypeError: one is no dense tensor.
     """
+    dense(op, *tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise SamebitsError(f"samebits.ops.{op} has no backward; use torch.no_grad()")

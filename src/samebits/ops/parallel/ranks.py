@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from samebits import plan, settings
-from samebits.errors import RankError
+from samebits.errors import RankError, SettingError
 from samebits.plan import planner
 
 T = TypeVar("T")
@@ -34,6 +34,7 @@ Group: TypeAlias = "dist.ProcessGroup | Literal['alone'] | None"
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 #: Seconds that a rank waits for the others when they meet.
 PATIENCE = 300.0
+_LONGEST = 1e9
 #: Bytes of what ranks say of a call, and of the message that it comes in.
 _SAID, _FIRST = 256, 1 << 15
 
@@ -290,7 +291,10 @@ def agree(group: dist.ProcessGroup | None = None, *, timeout: float = PATIENCE) 
 
     Raises:
         RankError: on every rank: they differ, or one did not come in time.
+        SettingError: the timeout is no number of seconds.
     """
+    if not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST:
+        raise SettingError(f"agree: timeout={timeout!r} is no number of seconds from 0 to 10^9")
     group = group_of("agree", group)
     if group is None:
         raise RankError("agree: there is no group: call torch.distributed.init_process_group first")

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from samebits.errors import DTypeError, ShapeError
+from samebits.ops.checks import one_device
 from samebits.ops.embedding import embedding
 from samebits.ops.parallel.linear import part_of_columns, refuse_gradients, side_by_side
 from samebits.ops.parallel.ranks import Group, Ranks, calls, ranks_of
@@ -36,13 +37,18 @@ def vocab_parallel_embedding(
             such an id is +0.)
         RankError: the ranks do not agree, or one of them failed.
     """
-    refuse_gradients("vocab_parallel_embedding", weight)
+    refuse_gradients("vocab_parallel_embedding", ids, weight)
     ranks = ranks_of("vocab_parallel_embedding", group)
     if ranks is None:
         return embedding(ids, weight)
     if weight.dim() != 2:
         raise ShapeError(f"vocab_parallel_embedding: weight must be [rows, dim], not "
                          f"{tuple(weight.shape)}")  # fmt: skip
+    if ids.dtype not in (torch.int32, torch.int64) or ids.device != weight.device:
+        raise DTypeError(
+            f"vocab_parallel_embedding: ids are int32 or int64 on {weight.device}, not {ids.dtype} "
+            f"on {ids.device}"
+        )
     own = weight.shape[0]
     if ids.is_cpu and ids.numel():
         low, high = int(ids.min()), int(ids.max())
@@ -86,7 +92,8 @@ def vocab_parallel_logprobs(
         DTypeError, ContractError: as `linear` and `token_logprob`.
         RankError: the ranks do not agree, or one of them failed.
     """
-    refuse_gradients("vocab_parallel_logprobs", x, weight)
+    refuse_gradients("vocab_parallel_logprobs", x, weight, ids)
+    one_device("vocab_parallel_logprobs", x, weight, ids)
     ranks = ranks_of("vocab_parallel_logprobs", group)
     if x.dim() == 0 or x.shape[:-1] != ids.shape:
         raise ShapeError(
