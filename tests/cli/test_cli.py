@@ -113,6 +113,10 @@ def test_a_log_is_told_how_far_a_check_is(here: Path, json_too: bool) -> None:
         (["{}:relu"], "needs inputs"),
         (["{}:number"], "cannot be checked"),
         (["{}:relu", "--shape", "4y"], "shape '4y' is not understood"),
+        (["{}:relu", "--shape", "0x4"], "shape '0x4' is not understood"),
+        (["{}:relu", "--shape=-4x4"], "shape '-4x4' is not understood"),
+        (["{}:relu", "--shape", "2x3", "--inputs", "{}:ones"], "not both"),
+        (["tiny", "--shape", "2x3"], "tiny has inputs of its own"),
         (["tiny", "--promise", "rwos"], "no promise or test is called 'rwos'"),
     ],
 )
@@ -159,6 +163,8 @@ def test_env_and_contract() -> None:
 def test_a_contract_is_drawn_to_a_file(tmp_path: Path) -> None:
     status, _ = run("contract", "linear", "--k", "64", "--svg", str(tmp_path / "tree.svg"))
     assert status == 0 and (tmp_path / "tree.svg").read_text().startswith("<svg")
+    status, text = run("contract", "linear", "--k", "64", "--svg", str(tmp_path / "no" / "a.svg"))
+    assert status == 2 and "samebits contract: [Errno 2] No such file" in text
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -214,9 +214,26 @@ def test_a_dump_reproduces_the_event(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert heard[0].site is not None and "test_faults.py" in heard[0].site
 
 
-@pytest.mark.parametrize("text", ["paths", "sample:0", "sample:2", "sample:x", "path,off"])
-def test_unknown_settings_are_refused_and_change_nothing(text: str) -> None:
-    with pytest.raises(SettingError):
+def test_a_dump_that_cannot_be_written_keeps_neither_event_nor_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setattr(guard.settle.rules, "dumps", str(tmp_path / "file" / "dumps"))
+    with samebits.deterministic():
+        honest = product()
+    with broken("gemm", "linear", flip), sampling() as heard:
+        assert bits.equal(product(), honest)
+    assert len(heard) == 1 and heard[0].replaced and heard[0].dump is None
+    assert "what failed a check cannot be written to" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["paths", "sample:0", "sample:2", "sample:x", "path,off", "path,path", "sample:0.1,sample:0.2",
+     True, 0.01, b"path"],
+)  # fmt: skip
+def test_unknown_settings_are_refused_and_change_nothing(text: Any) -> None:
+    with pytest.raises(SettingError, match="guard="):
         samebits.enable(guard=text)
     assert not samebits.status().on and str(guard.setting()) == "off"
 

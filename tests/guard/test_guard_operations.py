@@ -112,6 +112,13 @@ def test_metrics_join_those_of_the_process() -> None:
     assert status.parse(text)["samebits_switch_on"] == 0
 
 
+@pytest.mark.parametrize("port", [0, -1, 65536, "9464", None])
+def test_a_port_that_is_none_is_refused(port: Any) -> None:
+    """0 would be any free one, which nobody is told."""
+    with pytest.raises(SettingError, match="port="):
+        metrics.serve(port)
+
+
 def test_without_the_client_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(SettingError, match=r"pip install 'samebits\[metrics\]'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 
@@ -127,7 +128,18 @@ def test_turning_the_guard_on_inside_a_call_does_not_watch_what_is_below(rules: 
             assert guard.observe.believes()
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5, "7"])
-def test_a_seed_that_is_none_is_refused(seed: object) -> None:
-    with pytest.raises(samebits.errors.SettingError, match="seed="):
-        guard.configure(seed=seed)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("seed", seed) for seed in (-1, 1 << 64, 1.5, "7")],
+        *[("most", most) for most in (0, -1, 2.5, "3")],
+        *[("alarm", alarm) for alarm in ("page me", 3)],
+        *[("dumps", dumps) for dumps in (3, b"x")],
+    ],
+)
+def test_what_is_not_understood_is_refused_and_changes_nothing(name: str, value: object) -> None:
+    """When it is set, and not when something has to be told."""
+    rules = copy.copy(guard.settle.rules)
+    with pytest.raises(samebits.errors.SettingError, match=f"{name}="):
+        guard.configure(**({"most": 7, "dumps": "/tmp"} | {name: value}))  # type: ignore[arg-type]
+    assert guard.settle.rules == rules

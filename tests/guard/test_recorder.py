@@ -308,7 +308,13 @@ def test_the_recorder_in_force(tmp_path: Path) -> None:
         {"durability": "x"},
         {"sums": "x"},
         {"audit": 2},
+        {"audit": "1"},
         {"backlog": 0},
+        {"backlog": 1.5},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"interval": float("inf")},
+        {"interval": "1"},
         {"text": True},
     ],
 )

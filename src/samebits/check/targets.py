@@ -55,10 +55,13 @@ def load(
             is taken in bfloat16 on a GPU, whose attention has no contract in float32.
 
     Raises:
-        SettingError: there is nothing of that name, or it needs inputs.
+        SettingError: there is nothing of that name, or it needs inputs, or they are given twice, or
+            to a model that has its own.
         MissingPackageError: the model comes in a package that is not installed.
     """
     where = _device(device)
+    if inputs is not None and shape is not None:
+        raise SettingError("give inputs or a shape of random ones, not both")
     if ":" in target:
         thing = _produced(named(target))
         given: Any = None
@@ -75,6 +78,8 @@ def load(
         raise SettingError(
             f"there is no model {target!r}: use one of {', '.join(MODELS)}, or module:function"
         )
+    if inputs is not None or shape is not None:
+        raise SettingError(f"{target} has inputs of its own: only module:function takes others")
     return MODELS[target](where)
 
 
@@ -208,6 +213,6 @@ def _random(shape: str) -> torch.Tensor:
         lengths = [int(size) for size in sizes.replace(",", "x").split("x")]
     except ValueError:
         lengths = []
-    if not lengths or not isinstance(kind, torch.dtype):
+    if not lengths or min(lengths) < 1 or not isinstance(kind, torch.dtype):
         raise SettingError(f"shape {shape!r} is not understood: write 8x4096 or 8x4096:bfloat16")
     return torch.randn(lengths, generator=torch.Generator().manual_seed(0)).to(kind)

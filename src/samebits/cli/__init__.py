@@ -74,7 +74,7 @@ def contract(
         if svg is not None:
             svg.write_text(found.render("svg", length=k), encoding="utf-8")
             print(f"written {svg}")
-    except SamebitsError as error:
+    except (SamebitsError, OSError) as error:
         typer.echo(f"samebits contract: {error}", err=True)
         raise typer.Exit(2) from None
 

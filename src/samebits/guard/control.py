@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from samebits import settings
 from samebits.contract import path
 from samebits.engines import tickets
@@ -44,7 +46,7 @@ def configure(
     seed: int | None = None,
     most: int | None = None,
     alarm: Alarm | None = None,
-    dumps: str | None = None,
+    dumps: str | Path | None = None,
 ) -> None:
     """Changes how the guard chooses and what it does. What is left out stays as it is.
 
@@ -55,15 +57,22 @@ def configure(
         dumps: directory for operands and results of calls that failed a check.
 
     Raises:
-        SettingError: the seed is no whole number of 64 bits; nothing was changed.
+        SettingError: the seed is no whole number of 64 bits, `most` none from 1 on, `alarm` cannot
+            be called, `dumps` is no path; nothing was changed.
     """
     global _seed
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 1 << 64):
         raise SettingError(f"guard: seed={seed!r} is no whole number from 0 to 2**64 - 1")
+    if most is not None and not (isinstance(most, int) and most >= 1):
+        raise SettingError(f"guard: most={most!r} is no number of events from 1 on")
+    if alarm is not None and not callable(alarm):
+        raise SettingError(f"guard: alarm={alarm!r}: give a function of a device and its events")
+    if dumps is not None and not isinstance(dumps, str | Path):
+        raise SettingError(f"guard: dumps={dumps!r} is no path of a directory")
     _seed = _seed if seed is None else seed
     settle.rules.most = settle.rules.most if most is None else most
     settle.rules.alarm = settle.rules.alarm if alarm is None else alarm
-    settle.rules.dumps = settle.rules.dumps if dumps is None else dumps
+    settle.rules.dumps = settle.rules.dumps if dumps is None else str(dumps)
 
 
 def _paths(on: bool) -> None:

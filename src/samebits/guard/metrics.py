@@ -116,8 +116,10 @@ def serve(port: int, address: str = "127.0.0.1") -> int:
         The port.
 
     Raises:
-        SettingError: no port is free, or prometheus-client is not installed.
+        SettingError: there is no such port, none is free, or prometheus-client is not installed.
     """
+    if not isinstance(port, int) or not 0 < port < 65536:
+        raise SettingError(f"metrics: port={port!r} is no number from 1 to 65535")
     client = _client()
     registry = client.CollectorRegistry()
     register(registry)

@@ -42,14 +42,14 @@ def parse(text: str) -> Setting:
         SettingError: it means none.
     """
     path, rate = False, 0.0
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else [repr(text)]
     if parts in (["off"], [""]):
         return Setting()
     for part in parts:
         name, _, number = part.partition(":")
-        if part == "path":
+        if part == "path" and not path:
             path = True
-        elif name == "sample":
+        elif name == "sample" and not rate:
             rate = _rate(text, number) if number else RATE
         else:
             raise SettingError(

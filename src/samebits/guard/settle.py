@@ -3,6 +3,7 @@ replaced in place, and what happened is published."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ from samebits.guard.events import Event, Kind, Verdict, counts, publish
 from samebits.guard.points import Again, Call
 from samebits.plan import planner
 
+_log = logging.getLogger("samebits.guard")
 _OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch, samebits))
 
 Alarm = Callable[[Device, list[Event]], None]
@@ -166,15 +168,20 @@ def raise_alarm(event: Event) -> None:
 
 
 def _dump(operands: dict[str, Any], before: Any, votes: list[Any]) -> str | None:
-    """Writes what a call had and gave, where a directory for it is set."""
+    """Writes what a call had and gave, where a directory for it is set: the file's name.
+
+    A disk that is full is logged, and keeps neither the event nor the result.
+    """
     if rules.dumps is None:
         return None
-    folder = Path(rules.dumps)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"event-{os.getpid()}-{next(_dump_numbers)}.pt"
-    torch.save(
-        {"operands": operands, "result": before, "votes": [results.tensors(v) for v in votes]}, path
-    )
+    path = Path(rules.dumps) / f"event-{os.getpid()}-{next(_dump_numbers)}.pt"
+    what = {"operands": operands, "result": before, "votes": [results.tensors(v) for v in votes]}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(what, path)
+    except (OSError, RuntimeError) as error:  # torch says so of a disk without room
+        _log.error("what failed a check cannot be written to %s: %s", path, error)
+        return None
     return str(path)
 
 

@@ -95,11 +95,14 @@ class Recorder:
         ):
             if value not in allowed:
                 raise SettingError(f"{name}={value!r}: use one of {', '.join(allowed)}")
-        if not 0 <= audit <= 1:
+        if not isinstance(audit, int | float) or not 0 <= audit <= 1:
             raise SettingError(f"audit={audit!r}: the share of requests is a number from 0 to 1")
+        for name, seconds in (("timeout", timeout), ("interval", interval)):
+            if not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX:
+                raise SettingError(f"{name}={seconds!r} is no number of seconds from 0 on")
         if text is not None and not callable(text):
             raise SettingError(f"text={text!r}: give a function of token ids, as tokenizer.decode")
-        if backlog < 1:
+        if not isinstance(backlog, int) or backlog < 1:
             raise SettingError(f"backlog={backlog!r}: at least one receipt must be able to wait")
         self.path, self.on_error, self.timeout = Path(path), on_error, timeout
         self.sums, self.audit, self.text = sums, audit, text
