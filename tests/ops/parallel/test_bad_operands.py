@@ -53,7 +53,7 @@ def not_tensors() -> list[Refused]:
         (lambda: ROW(X.view(6, 512), W), ShapeError, "needs this rank's columns"),
         (lambda: ROW(X.view(1, 3072), W), ShapeError, "needs this rank's columns"),
         (lambda: ROW(X, W[None]), ShapeError, "needs this rank's columns"),
-        (lambda: ROW(X, W, B.to("meta")), DTypeError, "one device"),
+        (lambda: ROW(X, W, B.to("meta")), DTypeError, "bias is on meta, x on cpu"),
         (lambda: ROW(X, W, parts=2.0), ContractError, r"balanced\(2.0\)"),
         (lambda: ROW(X, W, parts="8"), ContractError, r"balanced\(8\)"),
         (lambda: COLUMN(X, W, features=0), ShapeError, "features=0 is no number of 1 to 8"),

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from samebits.contract import Balanced
 from samebits.contract.tree import LEAF_EDGE, cut
-from samebits.errors import SamebitsError, ShapeError
-from samebits.ops.checks import dense, one_device
+from samebits.errors import DTypeError, SamebitsError, ShapeError
+from samebits.ops.checks import dense
 from samebits.ops.linear import linear
 from samebits.ops.parallel import overlap
 from samebits.ops.parallel.join import add, finish, join
@@ -83,13 +83,14 @@ def row_parallel_linear(
         )
     if size == 1 and x.is_cuda:
         return linear(x, weight, bias, tree=tree)
-    one_device("row_parallel_linear", x, weight, bias)
+    if bias is not None and bias.device != x.device:
+        raise DTypeError(f"row_parallel_linear: bias is on {bias.device}, x on {x.device}")
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype is not x.dtype):
         raise ShapeError(
             f"row_parallel_linear: bias must be [{weight.shape[0]}] of {x.dtype}, not "
             f"{tuple(bias.shape)} of {bias.dtype}"
         )
-    ranks = ranks_of("row_parallel_linear", group)
+    ranks = ranks_of("row_parallel_linear", "alone" if known is None else known)
     rows, product = x.reshape(-1, share), partial(subtree, weight=weight, leaves=parts // size)
     if ranks is None:
         y = finish([product(rows)], bias, x.dtype)
@@ -201,5 +202,7 @@ def refuse_gradients(op: str, *tensors: torch.Tensor | None) -> None:
         DTypeError: one is no dense tensor.
     """
     dense(op, *tensors)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        raise SamebitsError(f"samebits.ops.{op} has no backward; use torch.no_grad()")
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                raise SamebitsError(f"samebits.ops.{op} has no backward; use torch.no_grad()")
