@@ -143,3 +143,9 @@ def test_what_is_not_understood_is_refused_and_changes_nothing(name: str, value:
     with pytest.raises(samebits.errors.SettingError, match=f"{name}="):
         guard.configure(**({"most": 7, "dumps": "/tmp"} | {name: value}))  # type: ignore[arg-type]
     assert guard.settle.rules == rules
+
+
+@pytest.mark.parametrize("device", ["mars", "meta", 1.5])
+def test_a_step_on_a_device_without_kernels_is_not_run(device: object) -> None:
+    with pytest.raises(samebits.errors.SettingError, match="checked on cpu and cuda"):
+        guard.step(lambda: pytest.fail("it was run"), device=device)

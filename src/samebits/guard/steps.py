@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from samebits.engines import tickets
+from samebits.errors import SettingError
 from samebits.guard import observe, results, settle
 from samebits.guard.devices import identify
 from samebits.guard.events import Event, Verdict, counts, publish
@@ -48,9 +49,10 @@ def step(
 
     Raises:
         GuardError: no two of three runs agree, or the device has had too many events.
+        SettingError: no kernel runs on such a device; `run` was not called.
     """
-    result = run()
     place = _device(device)
+    result = run()
     found = tickets.take(place)
     if not (bool(found) if agree is None else agree(bool(found))):
         return result
@@ -117,7 +119,12 @@ def _device(device: Any) -> torch.device:
     if device is None:
         on_gpu = torch.cuda.is_available()
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    place = torch.device(device)
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise SettingError(f"guard: device={device!r}: kernels are checked on cpu and cuda")
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return place

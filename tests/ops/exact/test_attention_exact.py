@@ -93,6 +93,16 @@ def test_what_is_not_covered_is_refused() -> None:
         ops.exact.attention(q, k.bfloat16(), v)
     with pytest.raises(DTypeError, match="mask is on meta"):
         ops.exact.attention(q, k, v, mask=torch.ones(3, 40, dtype=torch.bool, device="meta"))
+    with pytest.raises(DTypeError, match="takes tensors, not list"):
+        ops.exact.attention(q, k, v, mask=[[True]])  # type: ignore[arg-type]
+    largest = torch.finfo(torch.float32).max
+    assert ops.exact.attention(q, k, v, scale=largest).shape[:-1] == q.shape[:-1]
+    for scale in (float("nan"), float("inf"), -float("inf"), 2.0**128, -1e300):
+        with pytest.raises(ShapeError, match="is not finite in fp32"):
+            ops.exact.attention(q, k, v, scale=scale)
+    for start in (0.0, torch.tensor(0)):
+        with pytest.raises(DTypeError, match="q_start is an integer"):
+            ops.exact.attention(q, k, v, causal=True, q_start=start)  # type: ignore[arg-type]
 
 
 def test_heads_of_no_dimension_see_all_keys_alike() -> None:

@@ -8,10 +8,13 @@ import math
 import torch
 
 from samebits.errors import DTypeError, ShapeError
+from samebits.ops.checks import dense
 from samebits.ops.exact.engine import canonical, checked, exp, gradual, product, rows
 
 #: Scores that are held at a time.
 _SCORES = 1 << 25
+#: Where fp32 ends.
+_OVERFLOW = 2.0**128 - 2.0**103
 
 
 def attention(
@@ -57,6 +60,10 @@ def attention(
             "not fit"
         )
     scale = 1 / math.sqrt(max(d, 1)) if scale is None else scale
+    if not abs(scale) < _OVERFLOW:
+        raise ShapeError(f"exact.attention: scale={scale} is not finite in fp32")
+    if not (q_start is None or isinstance(q_start, int)):
+        raise DTypeError(f"exact.attention: q_start is an integer, not {type(q_start).__name__}")
     factor = torch.full((), scale, dtype=torch.float32, device=q.device)
     seen, added = _visible(q, keys, causal, q_start, mask)
     group = heads // kv_heads
@@ -87,6 +94,7 @@ def _visible(
         seen = torch.arange(keys, device=q.device) <= position
     if mask is None:
         return seen, None
+    dense("exact.attention", mask)
     if mask.device != q.device:
         raise DTypeError(f"exact.attention: mask is on {mask.device}, and q on {q.device}")
     try:
