@@ -46,7 +46,7 @@ def test_a_number_that_the_kernel_cannot_take_is_refused(tag: str) -> None:
         ("triton.gemm", "block_k", 24), ("triton.gemm", "block_m", 8),
         ("triton.grouped", "num_warps", 3), ("triton.attention", "block_m", 48),
         ("cuda.linear", "columns", 100), ("cuda.linear", "groups", 3),
-        ("cuda.fma", "thread_rows", 9), ("cuda.fma", "ahead", 2),
+        ("cuda.fma", "thread_rows", 9), ("cuda.fma", "ahead", 2), ("cuda.few", "columns", 32),
         ("cuda.decode", "spread", 9), ("triton.rows", "rows", 3),
     ],
 )  # fmt: skip

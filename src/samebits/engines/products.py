@@ -8,14 +8,14 @@ any width, so that tiles fit whole waves of a chip, and of any type for chains o
 from __future__ import annotations
 
 from samebits.contract import PORTABLE, parse_tree
-from samebits.engines.cuda.linear import choose, fma
+from samebits.engines.cuda.linear import chains, choose
 from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.leaves import leaves_of
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
 from samebits.engines.triton.linear import schedule as triton
 from samebits.engines.triton.linear.schedule import GemmSchedule
 
-#: So many tiles of any width are worth a tuner's time.
+#: So many tiles of a kernel in CUDA C++ are worth a tuner's time.
 _TRIED = 10
 #: From so many rows on tiles of any width are the default, and are tried.
 _FROM = 65
@@ -28,7 +28,7 @@ def default(key: ScheduleKey, bucket: int) -> Schedule:
         bucket: indexes BUCKETS; len(BUCKETS) is what lies beyond.
     """
     if _by_fma(key):
-        return fma.choose(_rows(bucket)[1], key.n or 1, key.k or 1)
+        return chains.choose(_rows(bucket)[1], key.n or 1, key.k or 1)
     tiles = _tiles(key, bucket, 1)
     return tiles[0] if tiles else triton.default(key, bucket)
 
@@ -42,7 +42,7 @@ def candidates(key: ScheduleKey, bucket: int) -> tuple[Schedule, ...]:
     """Schedules that a tuner should time for a bucket of rows: all have the same bits."""
     if not _by_fma(key):
         return (*_tiles(key, bucket, _TRIED), *triton.candidates(key, bucket))
-    own = fma.ranked(_rows(bucket)[1], key.n or 1, key.k or 1)[:_TRIED]
+    own = chains.ranked(_rows(bucket)[1], key.n or 1, key.k or 1, _TRIED)
     return (*own, *triton.candidates(key, bucket))
 
 

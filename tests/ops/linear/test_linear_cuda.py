@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from gemm_samples import operand
 from interpreter import INTERPRETED
 from samebits import bits, contract_of, ops
-from samebits.engines.cuda.linear import fma
+from samebits.engines.cuda.linear import chains
 from samebits.errors import ContractError, DTypeError, ShapeError
 from samebits.ops.linear.operands import cuda_products
 from samebits.ops.linear.scaled import scaling_of
@@ -27,7 +27,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without a GPU, CPU tensors stand for those of an sm_90."""
     if INTERPRETED:
         monkeypatch.setattr(cuda_products(), "contract_class", lambda index: "sm_90")
-        monkeypatch.setattr(fma, "refusal", lambda *operands: "CUDA C++ is not interpreted")
+        monkeypatch.setattr(chains, "refusal", lambda *operands: "CUDA C++ is not interpreted")
         cuda_products()._KNOWN.clear()
         cuda_products()._READY.clear()
     yield

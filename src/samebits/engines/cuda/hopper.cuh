@@ -159,8 +159,16 @@ DEVICE void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Arrives on a barrier, once for this thread, when all that it has copied so far has come.
+DEVICE void copies_arrive(u32 bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
 // All threads of the block, whose warps may come from different places of the program.
 DEVICE void block_wait() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+// All lanes of the warp.
+DEVICE void warp_wait() { __syncwarp(); }
 
 // ---- numbers of 16 bits -------------------------------------------------------------------------
 
@@ -302,6 +310,14 @@ DEVICE void wgmma_wait() {
 
 // A place in the program that registers do not move across: an asynchronous product writes them, or
 // what computes them is to overlap with one.
+DEVICE void touch(u32& x) { asm volatile("" : "+r"(x)::"memory"); }
+DEVICE void touch(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+template <class T>
+DEVICE void touch(T*& x) {
+  asm volatile("" : "+l"(x)::"memory");
+}
+
 template <int N>
 DEVICE void touch(float (&r)[N]) {
 #pragma unroll

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from samebits.contract import ContractKey, LinearContract, Tree
 from samebits.contract.operands import dtype_name
 from samebits.engines import family, tickets, watch
-from samebits.engines.cuda.linear import fma, product
+from samebits.engines.cuda.linear import chains, product
 from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.driver.memory import empty
@@ -84,7 +84,7 @@ class _Ready:
         self.shape, self.flat, self.device = (*x.shape[:-1], n), x.dim() == 2, x.get_device()
         self.m, self.n, self.k = math.prod(x.shape[:-1]), n, k
         self.known = _known("linear", x, n, k, self.dtype, tree)
-        self.plan: Plan | product.Product | fma.Product | cublaslt.Prepared | None = None
+        self.plan: Plan | product.Product | chains.Product | cublaslt.Prepared | None = None
         # Rows that lie one after another are a matrix, whatever their axes.
         if (x.dim() == 2 or x.is_contiguous()) and self.m * n > 0:
             self.plan = self._plan(x.reshape(self.m, k), weight, bias)
@@ -97,7 +97,7 @@ class _Ready:
 
     def _plan(
         self, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None
-    ) -> Plan | product.Product | fma.Product | cublaslt.Prepared:
+    ) -> Plan | product.Product | chains.Product | cublaslt.Prepared:
         """The launch of these operands."""
         contract, row = self.known.contract, self.known.row
         schedule = row.at(self.m)
@@ -111,9 +111,9 @@ class _Ready:
             if product.refusal(contract, schedule, x, w, y, c) is None:
                 return product.Product(contract, schedule, x, w, y, c)
             schedule = row.general_at(self.m)
-        if isinstance(schedule, fma.FmaSchedule):
-            if fma.refusal(contract, x, w, y, c) is None:
-                return fma.Product(schedule, x, w, y)
+        if isinstance(schedule, chains.ChainSchedule):
+            if chains.refusal(contract, x, w, y, c) is None:
+                return chains.Product(schedule, x, w, y)
             schedule = row.general_at(self.m)
         assert isinstance(schedule, GemmSchedule)
         return plan_for(contract, schedule, x, w, y, c)
@@ -221,8 +221,8 @@ def by(
     if isinstance(schedule, ProductSchedule):
         refused = product.run(contract, schedule, x, w, y, c, alpha, beta)
         return y if refused is None else None
-    if isinstance(schedule, fma.FmaSchedule):
-        refused = fma.run(contract, schedule, x, w, y, c, alpha, beta)
+    if isinstance(schedule, chains.ChainSchedule):
+        refused = chains.run(contract, schedule, x, w, y, c, alpha, beta)
         return y if refused is None else None
     assert isinstance(schedule, GemmSchedule)
     run(contract, schedule, x, w, y, c, alpha, beta)
@@ -251,8 +251,8 @@ def _run(
         if product.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)
-    if isinstance(schedule, fma.FmaSchedule):
-        if fma.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
+    if isinstance(schedule, chains.ChainSchedule):
+        if chains.run(known.contract, schedule, x, w, y, c, alpha, beta) is None:
             return
         schedule = known.row.general_at(m)
     assert isinstance(schedule, GemmSchedule)

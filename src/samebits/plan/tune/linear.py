@@ -8,7 +8,7 @@ import torch
 
 from samebits.contract import Balanced, Chain, LinearContract, Segment, Split
 from samebits.contract.tree import cut
-from samebits.engines.cuda.linear import fma, product
+from samebits.engines.cuda.linear import chains, product
 from samebits.engines.cuda.linear.schedule import ProductSchedule
 from samebits.engines.driver import _cuda
 from samebits.engines.schedule import BUCKETS, Schedule, ScheduleKey
@@ -162,8 +162,8 @@ def run_linear(
         why = product.run(contract, schedule, x, w, y)
         if why is not None:
             raise Unsuitable(why)
-    elif isinstance(schedule, fma.FmaSchedule):
-        why = fma.run(contract, schedule, x, w, y)
+    elif isinstance(schedule, chains.ChainSchedule):
+        why = chains.run(contract, schedule, x, w, y)
         if why is not None:
             raise Unsuitable(why)
     else:

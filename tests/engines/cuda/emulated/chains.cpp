@@ -1,10 +1,18 @@
-// Chains of fma by fma.cu: a thread of the CPU for each thread of a block, blocks one after another.
+// Chains of fma by few.cu if there is a FETCH, else by fma.cu: a thread of the CPU for each thread of a block,
+// blocks one after another.
 // usage: chains EAGER M N K. Prints how many results differ from a plain loop's.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 
+#ifdef FETCH
+#include "few.cu"
+constexpr int BM = ROWS, BN = COLS;
+constexpr auto kernel = linear_few;
+#else
 #include "fma.cu"
+constexpr auto kernel = linear_fma;
+#endif
 
 In number(float x) {
   if constexpr (IN == 0) return x;
@@ -30,11 +38,13 @@ int main(int, char** words) {
     std::memset(memory, 0xFF, SHARED);  // NaN
     std::barrier<> meeting(kThreads);
     block = &meeting;
+    warp.clear(), barriers.clear();
+    for (int i = 0; i < kThreads; i += 32) warp.push_back(std::make_unique<std::barrier<>>(32));
     std::vector<std::thread> threads;
     for (u32 t = 0; t < kThreads; ++t)
       threads.emplace_back([&, t] {
         blockIdx.x = tile, threadIdx.x = t;
-        linear_fma(x.data(), w.data(), c.data(), y.data(), pitch, pitch, n, m, n, k, alpha, beta);
+        kernel(x.data(), w.data(), c.data(), y.data(), pitch, pitch, n, m, n, k, alpha, beta);
       });
     for (auto& thread : threads) thread.join();
   }

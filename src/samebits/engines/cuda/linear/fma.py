@@ -1,26 +1,13 @@
-"""Launches chains of IEEE fma, for fp32 and for the portable contracts: fma.cu.
-
-Their bits are those of every other schedule of the contract. What they take is narrower (see
-`refusal`); the rest is the Triton kernels'.
-"""
+"""Chains of IEEE fma in tiles of many sizes: fma.cu."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-
-from samebits.contract import CUDA_FMA, Chain, LinearContract
-from samebits.engines.cuda import nvrtc
-from samebits.engines.cuda.launch import REAL, WORD, launcher
-from samebits.engines.cuda.linear import operands
 from samebits.engines.schedule import POWERS, Schedule
 
-SOURCE, HEADER = (Path(__file__).with_name(name) for name in ("fma.cu", "fma.cuh"))
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _LANES, _SHARED, _PROCESSORS = 32, 227 << 10, 132
 #: Bytes a cycle from the L2 cache to a processor and from memory to all, and cycles until a block's
 #: first product.
@@ -58,6 +45,8 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
     fetchers: int = 0
     band: int = 8
 
+    kernel: ClassVar[str] = "linear_fma"
+    source: ClassVar[Path] = Path(__file__).with_name("fma.cu")
     allowed: ClassVar[Mapping[str, Container[int]]] = {
         **dict.fromkeys(("warp_rows", "warp_columns", "lane_rows"), POWERS[:4]),
         **dict.fromkeys(("thread_rows", "thread_columns"), range(1, 9)),
@@ -81,6 +70,11 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
         return self.warp_rows * self.warp_columns
 
     @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return _LANES * (self.warps + self.fetchers)
+
+    @property
     def rows(self) -> int:
         """Rows of a tile."""
         return self.warp_rows * self.lane_rows * self.thread_rows
@@ -97,6 +91,15 @@ class FmaSchedule(Schedule, tag="cuda.fma", frozen=True, kw_only=True):
     def shared(self, size: int) -> int:
         """Bytes of shared memory for operands of `size` bytes an element."""
         return self.stages * (self.rows + self.columns) * (self.depth * size + 16)
+
+    def constants(self, input: int, output: int) -> dict[str, int]:
+        """The kernel's compile-time parameters; types as fma.cuh numbers them."""
+        return {
+            "WR": self.warp_rows, "WC": self.warp_columns, "LR": self.lane_rows,
+            "TM": self.thread_rows, "TN": self.thread_columns, "BK": self.depth,
+            "STAGES": self.stages, "AHEAD": self.ahead, "UNROLL": self.unroll,
+            "HELP": self.fetchers, "BAND": self.band, "IN": input, "OUT": output,
+        }  # fmt: skip
 
 
 def _made(lanes: int, warps: tuple[int, int], threads: tuple[int, int], **more: int) -> FmaSchedule:
@@ -135,16 +138,6 @@ def _tiles() -> tuple[FmaSchedule, ...]:
 TILES = _tiles()
 
 
-def choose(m: int, n: int, k: int) -> FmaSchedule:
-    """The most promising schedule for [m, k] x [n, k]."""
-    return ranked(m, n, k)[0]
-
-
-def ranked(m: int, n: int, k: int) -> list[FmaSchedule]:
-    """`TILES`, the most promising first; of two as fast the one that reads less."""
-    return sorted(TILES, key=lambda s: (cycles(s, m, n, k), s.tiles(m, n) * (s.rows + s.columns)))
-
-
 def cycles(s: FmaSchedule, m: int, n: int, k: int) -> float:
     """About how long the busiest processor takes, in clock cycles.
 
@@ -159,113 +152,3 @@ def cycles(s: FmaSchedule, m: int, n: int, k: int) -> float:
     tiles = s.tiles(m, n)
     memory = 4 * n * k / _MEMORY * max(1.0, _PROCESSORS / 2 / tiles)
     return max(-(-tiles // _PROCESSORS) * (k * step + _START), memory)
-
-
-def refusal(
-    contract: LinearContract,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    c: torch.Tensor | None = None,
-) -> str | None:
-    """Why `Product` does not take these operands of this contract; None if it does."""
-    if contract.arithmetic != CUDA_FMA or contract.tree != Chain() or contract.scaling != "none":
-        return f"the contract is no chain of fma: {contract.tree}, {contract.arithmetic}"
-    if min(*y.shape, x.shape[-1]) < 1 or max(*y.shape, x.shape[-1]) >= 2**31 - 256:
-        return "an axis is empty, or longer than the kernel counts"
-    if y.stride(-1) != 1:
-        return f"columns of y are apart: strides {y.stride()}"
-    return operands.refusal(contract, x, w, c, {"x": x, "w": w})
-
-
-class Product:
-    """A launch made ready for operands of these strides and dtypes; M is free.
-
-    The operands are such that there is no `refusal`.
-
-    Attributes:
-        repeats: a launch and no other memory than the operands': it may be `recorded`.
-    """
-
-    repeats = True
-
-    def __init__(
-        self,
-        schedule: FmaSchedule,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        y: torch.Tensor,
-    ) -> None:
-        self.n, self.k = w.shape
-        self.schedule = schedule
-        self.pitches = x.stride(0), w.stride(0), y.stride(0)
-        self.launch = _launcher(schedule, x.dtype, y.dtype)
-
-    def __call__(
-        self,
-        m: int,
-        batch: int,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        y: torch.Tensor,
-        c: torch.Tensor | None,
-        alpha: float,
-        beta: float,
-        *_: Any,
-    ) -> None:
-        self.launch(
-            (self.schedule.tiles(m, self.n),),
-            x,
-            w,
-            c,
-            y,
-            *self.pitches,
-            m,
-            self.n,
-            self.k,
-            alpha,
-            beta,
-        )
-
-
-def run(
-    contract: LinearContract,
-    schedule: FmaSchedule,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    c: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-) -> str | None:
-    """y = epilogue(x @ w.T) with the bits of `contract`, if the kernel takes the operands.
-
-    Returns:
-        None; or why it does not take them, and nothing has been computed: take another schedule of
-        the contract then.
-    """
-    c = None if beta == 0 else c
-    why = refusal(contract, x, w, y, c)
-    if why is None:
-        Product(schedule, x, w, y)(len(y), 1, x, w, y, c, float(alpha), float(beta))
-    return why
-
-
-def constants(schedule: FmaSchedule, input: int, output: int) -> dict[str, int]:
-    """The kernel's compile-time parameters; types as fma.cuh numbers them."""
-    return {
-        "WR": schedule.warp_rows, "WC": schedule.warp_columns, "LR": schedule.lane_rows,
-        "TM": schedule.thread_rows, "TN": schedule.thread_columns, "BK": schedule.depth,
-        "STAGES": schedule.stages, "AHEAD": schedule.ahead, "UNROLL": schedule.unroll,
-        "HELP": schedule.fetchers, "BAND": schedule.band, "IN": input, "OUT": output,
-    }  # fmt: skip
-
-
-@functools.cache
-def _launcher(schedule: FmaSchedule, input: torch.dtype, output: torch.dtype) -> Any:
-    values = constants(schedule, _TYPES[input], _TYPES[output])
-    return launcher(
-        "linear_fma", lambda: nvrtc.compile_source(SOURCE, "sm_90a", values, (HEADER,)),
-        (*(WORD,) * 10, REAL, REAL), threads=_LANES * (schedule.warps + schedule.fetchers),
-        shared=schedule.shared(input.itemsize), pdl=True,
-    )  # fmt: skip
