@@ -156,7 +156,9 @@ def which_group(index: int, size: int) -> None:
         assert torch.equal(row(x, w, group=dist.group.WORLD), both)
         assert torch.equal(row(x, w, group="alone"), torch.full((4, 8), 1024.0 * (1 + index)))
     assert torch.equal(ops.exact.all_reduce(x, "alone"), x)
-    assert ops.parallel.transport().startswith("messages") and ops.parallel.agree().size == size
+    assert ops.parallel.agree().size == size
+    way = ops.parallel.transport()
+    assert way == "not met yet" if torch.cuda.is_available() else way.startswith("messages")
     first = dist.new_group([0])
     for row in (ops.row_parallel_linear, ops.exact.row_parallel_linear):
         if index == 0:

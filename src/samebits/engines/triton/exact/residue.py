@@ -36,8 +36,9 @@ _HELD = 1 << 31
 STEP = 128
 #: Whole numbers are below 2^MOST: their quotients are found in fp32.
 MOST = tl.constexpr(22)
-#: Of a row: numbers that are not whole, of which it is known what they lost.
-_LISTED = 32
+#: Of a row: numbers that are not whole, of which it is known what they lost. Normal rows have 2
+#: (k = 4096) or 15 (14336); beside an outlier of 2^b times the rest some 2^b times as many.
+_LISTED = 128
 #: Open results of a block from which fp64 is tried for all of it at a time.
 _SEVERAL = tl.constexpr(16)
 LISTED = tl.constexpr(_LISTED)
