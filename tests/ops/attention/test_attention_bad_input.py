@@ -159,3 +159,14 @@ def test_out_is_not_what_is_still_read() -> None:
                 with pytest.raises(ShapeError, match=f"out shares memory with {name}"):
                     call(taken)
         assert torch.equal(call(out), wants) and torch.equal(call(spare), wants)
+
+
+def test_out_may_lie_between_the_heads_that_are_read() -> None:
+    """Its numbers and theirs take turns at every head, not at every row."""
+    heads = torch.randn(3, 4, 4, 16, generator=torch.Generator().manual_seed(0))
+    q, k, v, out = heads.unbind(2)
+    cu = torch.tensor([0, 3])
+    wants = attention_varlen(q, k, v, cu, cu)
+    assert torch.equal(attention_varlen(q, k, v, cu, cu, out=out), wants)
+    with pytest.raises(ShapeError, match="out shares memory with v"):
+        attention_varlen(q, k, v, cu, cu, out=heads.flatten(2)[..., 40:56])

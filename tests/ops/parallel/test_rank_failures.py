@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from samebits import ops, plan
+from samebits import bits, ops, plan
 from samebits.errors import DTypeError, RankError, SamebitsError, ShapeError
 from samebits.ops.parallel.ranks import Ranks, decides_bits, disagreement, hear
 
@@ -118,7 +118,12 @@ def different_calls(index: int, size: int) -> None:
         (
             lambda: exact.row_parallel_linear(x, w),
             lambda: exact.row_parallel_linear(x, w, torch.ones(8)),
-            "bias None.* bias torch.float32",
+            r"bias None.* bias float32 \[8\]",
+        ),
+        (  # or one rank would have a sum to decide that the other has not
+            lambda: exact.row_parallel_linear(x, w, torch.ones(8)),
+            lambda: exact.row_parallel_linear(x, w, torch.full((8,), 2.0)),
+            r"bias float32 \[8\] #\w+, .* bias float32 \[8\] #\w+, ",
         ),
         (
             lambda: ops.column_parallel_linear(x, w, gather=True),
@@ -145,6 +150,34 @@ def different_calls(index: int, size: int) -> None:
         with pytest.raises(RankError, match=f"in different calls: rank 0 in .*{said}"):
             print(number, (one, other)[index]())
     healthy(index, size)
+
+
+def any_operands(index: int, size: int) -> None:
+    """Tables of every dtype, whose numbers are no rank's but its own; ids that are views."""
+    ids = torch.arange(3 * size)
+    kinds = (torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64)
+    for dtype in (*kinds, torch.float8_e4m3fn, torch.bfloat16):
+        whole = torch.arange(6 * size).view(-1, 2).to(dtype)
+        mine = whole[3 * index : 3 * index + 3]
+        for some in (ids, torch._neg_view(-ids), ids.flip(0)[::2], ids[1], ids[:0]):
+            found = ops.vocab_parallel_embedding(some, mine)
+            wants = ops.embedding(some, whole)
+            assert found.shape == wants.shape and bits.equal(found, wants)
+        nothing = ops.vocab_parallel_embedding(ids[:0], whole[:0])
+        assert nothing.shape == (0, 2) and nothing.dtype is dtype
+    x, w = torch.randn(3, 128, generator=torch.Generator().manual_seed(0)), torch.ones(3, 128)
+    some = torch.arange(3)
+    assert bits.equal(
+        ops.vocab_parallel_logprobs(x, w, torch._neg_view(-some)),
+        ops.vocab_parallel_logprobs(x, w, some),
+    )
+    experts, weights = (torch.ones(2, 8, 8), torch.ones(2, 8, 4)), torch.ones(3, 1)
+    assert bits.equal(
+        ops.expert_parallel_moe(x[:, :8], *experts, torch._neg_view(-some[:, None]), weights),
+        ops.expert_parallel_moe(x[:, :8], *experts, some[:, None], weights),
+    )
+    none = (experts[0][:0], experts[1][:0], torch.full((3, 1), -1), weights)
+    assert bits.equal(ops.expert_parallel_moe(x[:, :8], *none), torch.zeros(3, 8))
 
 
 def which_group(index: int, size: int) -> None:
@@ -341,6 +374,10 @@ def test_operands_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_which_group_is_meant(tmp_path: Path) -> None:
     assert errors(tmp_path, "which_group") == ["", ""]
+
+
+def test_operands_of_every_kind(tmp_path: Path) -> None:
+    assert errors(tmp_path, "any_operands") == ["", ""]
 
 
 def test_ranks_in_different_calls(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -134,8 +134,8 @@ def apart(op: str, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch
     """What a kernel writes to is nothing that it still reads.
 
     Raises:
-        ShapeError: `out` shares memory with an operand; or lies between its elements in a way that
-            is not taken apart here.
+        ShapeError: `out` shares memory with an operand; or lies between its elements so that no one
+            pitch tells them apart.
     """
     memory = out.untyped_storage()
     start, stop = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
@@ -150,26 +150,27 @@ def apart(op: str, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch
 
 
 def _meet(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors share bytes, unless rows of one pitch show that they do not."""
+    """Whether two tensors share bytes, unless their extents or a pitch show that they do not."""
     if not x.numel() or not y.numel():
         return False
-    (a, width_a, pitch, size_a), (b, width_b, other, size_b) = _rows(x), _rows(y)
+    (a, *axes), (b, *others) = _axes(x), _axes(y)
+    size_a, size_b = (1 + sum(end for _, end in of) for of in (axes, others))
     if a + size_a <= b or b + size_b <= a:
         return False
-    after = (b - a) % pitch if pitch else 0
-    return not (pitch == other and width_a <= after and after + width_b <= pitch)
+    # Strides that are multiples of a pitch leave its remainders where they are.
+    for pitch in {stride for stride, _ in (*axes, *others)}:
+        width_a, width_b = (1 + sum(e for s, e in of if s % pitch) for of in (axes, others))
+        after = (b - a) % pitch
+        if width_a <= after and after + width_b <= pitch:
+            return False
+    return True
 
 
-def _rows(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """Of a tensor, in bytes: its address, the extent of a row, from row to row, the extent of all.
-
-    A row is what is left when the axis of the largest stride is taken away.
-    """
+def _axes(x: torch.Tensor) -> tuple[Any, ...]:
+    """Address of a tensor, and of each axis the stride and the last offset; all in bytes."""
     item = x.element_size()
-    axes = [(s, (n - 1) * s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1]
-    pitch, last = max(axes, default=(0, 0))
-    width = 1 + sum(end for _, end in axes) - last
-    return x.data_ptr(), width * item, pitch * item, (width + last) * item
+    axes = [(s * item, (n - 1) * s * item) for n, s in zip(x.shape, x.stride(), strict=True)]
+    return x.data_ptr(), (1, item - 1), *(axis for axis in axes if axis[1])
 
 
 def no_scales(op: str, *scales: object) -> None:

@@ -155,8 +155,10 @@ def row_parallel_linear(
     if ranks is None:
         parts = mine.unsqueeze(0)
     else:
-        terms = {"dtype": x.dtype, "bias": None if bias is None else bias.dtype}
-        call = calls(f"exact.{op}", x, rows=list(x.shape[:-1]), features=n, **terms)
+        # The bias decides which sums are open, and so do all ranks' messages about those.
+        call = calls(
+            f"exact.{op}", x, bias, dtype=x.dtype, features=n, bias=bias, rows=list(x.shape[:-1])
+        )
         parts = ranks.gather(mine, call)
     if bias is not None:
         with gradual(x):

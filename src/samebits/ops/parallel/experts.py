@@ -55,9 +55,10 @@ def expert_parallel_moe(
     elsewhere = (local < 0) | ((local >= own) & (topk_ids < own * ranks.size))
     y = _slots(x, w_gate_up, w_down, local.masked_fill(elsewhere, -1), activation)
     call = calls(
-        "expert_parallel_moe", x, x=x, experts=w_down, activation=activation, topk_ids=topk_ids
-    )
-    owner = torch.div(topk_ids, own, rounding_mode="floor").clamp(0, ranks.size - 1)
+        "expert_parallel_moe", x, topk_ids, x=x, experts=w_down, activation=activation,
+        topk_ids=topk_ids,
+    )  # fmt: skip
+    owner = torch.div(topk_ids, max(own, 1), rounding_mode="floor").clamp(0, ranks.size - 1)
     if x.shape[0] < EXCHANGE_FROM:
         return moe_combine(_chosen(ranks.gather(y, call), owner), topk_weights)
     ranks.alike(call)

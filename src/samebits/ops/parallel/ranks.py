@@ -179,29 +179,36 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1).view(torch.uint8)
 
 
-def calls(op: str, x: torch.Tensor, /, **what: object) -> bytes | None:
+def calls(op: str, x: torch.Tensor, /, *same: torch.Tensor | None, **what: object) -> bytes | None:
     """What a rank says of a call, for `Ranks.alike`; None on a GPU, which would have to be waited
     for (docs/parallel.md).
 
     Args:
         op: the operation.
         x: an operand: where it computes.
-        what: by name, what decides which messages follow, and what they mean.
+        same: those of `what` whose numbers are the same on all ranks: few, for a checksum.
+        what: by name, what decides which messages follow, and what they mean; what is longest last.
     """
     if not x.is_cpu:
         return None
-    said = ", ".join(f"{name} {_words(value)}" for name, value in what.items())
+    said = ", ".join(
+        f"{name} {_words(value)}{_checksum(value) if any(value is s for s in same) else ''}"
+        for name, value in what.items()
+    )
     return f"{op}: {said}".encode("ascii", "replace")[:_SAID].ljust(_SAID, b"\0")
 
 
 def _words(value: object) -> str:
-    """What can be told of a value in a few letters; of integers, which are few, a checksum, too."""
+    """What can be told of a value in a few letters."""
     if not isinstance(value, torch.Tensor):
         return str(value)
-    kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if value.dtype in (torch.int32, torch.int64) and value.is_cpu:
-        return f"{kind} #{zlib.crc32(value.contiguous().numpy().data):08x}"
-    return kind
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+def _checksum(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f" #{zlib.crc32(_bytes(value.detach().resolve_neg().contiguous()).numpy().data):08x}"
 
 
 # ---- agreement -----------------------------------------------------------------------------------
@@ -233,13 +240,13 @@ def group_of(op: str, group: Group) -> dist.ProcessGroup | None:
     Raises:
         RankError: this process is no rank of it, or it is no group.
     """
-    if isinstance(group, dist.ProcessGroup):
-        return group
     if group is None:
         there = dist.is_available() and dist.is_initialized()
         return dist.group.WORLD if there else None
-    if group == "alone":
+    if isinstance(group, str) and group == "alone":
         return None
+    if isinstance(group, dist.ProcessGroup):
+        return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise RankError(f"{op}: this process is not among the ranks of the group: let those call")
     raise RankError(f"{op}: group is a process group, None or 'alone', not {group!r}")

@@ -59,9 +59,14 @@ def vocab_parallel_embedding(
             )
     local = ids - ranks.index * own
     here = (local >= 0) & (local < own)
-    rows = embedding(local.where(here, 0), weight) if own else weight.new_zeros(*ids.shape, 0)
-    ranks.alike(calls("vocab_parallel_embedding", weight, ids=ids, weight=weight))
-    return ranks.unite(rows.masked_fill(~here[..., None], 0))
+    rows = (
+        embedding(local.where(here, 0), weight)
+        if own
+        else weight.new_zeros(*ids.shape, weight.shape[1])
+    )
+    ranks.alike(calls("vocab_parallel_embedding", weight, ids, ids=ids, weight=weight))
+    rows.view(torch.uint8).masked_fill_(~here[..., None], 0)  # not every dtype can be filled
+    return ranks.unite(rows)
 
 
 def vocab_parallel_logprobs(
@@ -104,7 +109,7 @@ def vocab_parallel_logprobs(
         return token_logprob(part_of_columns(None, x, weight), ids, dtype=torch.float32)
     words = weight.shape[0] * ranks.size
     _check_ids(ids, words)
-    ranks.alike(calls("vocab_parallel_logprobs", x, x=x, weight=weight, ids=ids))
+    ranks.alike(calls("vocab_parallel_logprobs", x, ids, ids=ids, x=x, weight=weight))
     rows, wanted = x.reshape(-1, x.shape[-1]), ids.reshape(-1)
     step = max(1, _MOST_LOGITS // max(1, words * x.element_size())) * ranks.size
     found = [

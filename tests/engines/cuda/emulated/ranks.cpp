@@ -15,7 +15,8 @@
 constexpr u32 CAPACITY = 2048, BLOCKS = 8, MOST = 1 << 15;
 constexpr u64 FLAGS = 2ull * RANKS * CAPACITY * sizeof(Packet), SUMS = FLAGS + 2ull * RANKS * BLOCKS * 4,
               RESULTS = SUMS + MOST * 4, SIZE = RESULTS + MOST * 4;
-constexpr u32 BEGIN = 0xfffffff0u, LAST = 0xfffffffeu, CANARY = 0x5ca1ab1e;
+// OLD: flags of blocks that had no part in 2^31 steps of others, and then some.
+constexpr u32 BEGIN = 0xfffffff0u, OLD = BEGIN + 0x7fff0000u, LAST = 0xfffffffeu, CANARY = 0x5ca1ab1e;
 
 // Blocks start in their order, `resident` of them at a time.
 template <class Kernel>
@@ -85,7 +86,7 @@ int main(int count, char** words) {
   for (int r = 0; r < RANKS; ++r) {
     memory[r].resize(SIZE / 16), bases[r] = (u64)memory[r].data();
     counters[r].packets = LAST, counters[r].shares = BEGIN;
-    for (u64 at = FLAGS; at < SUMS; at += 4) std::memcpy((void*)(bases[r] + at), &BEGIN, 4);
+    for (u64 at = FLAGS; at < SUMS; at += 4) std::memcpy((void*)(bases[r] + at), &OLD, 4);
   }
 
   auto rank = [&](u32 index) {

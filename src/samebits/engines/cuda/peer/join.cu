@@ -329,6 +329,10 @@ struct Shares {
   }
 };
 
+// Steps that a flag may be ahead of what is waited for: more than those of two calls. Blocks without a
+// part in calls keep their flags, which look as if they were ahead some 2^31 steps later.
+constexpr u32 AHEAD = 1 << 20;
+
 // Flags of a rank's blocks in every rank's memory, and behind those of all ranks, in the same order,
 // the kinds of their calls.
 struct Flags {
@@ -355,7 +359,7 @@ struct Flags {
     bool good = true;
     if (const u32 rank = threadIdx.x; rank < RANKS && rank != index) {
       const u64 at = of(index, rank);
-      good = wait_until(way, rank, [&] { return (int)(load_flag(at) - value) >= 0 ? THERE : LATE; });
+      good = wait_until(way, rank, [&] { return load_flag(at) - value < AHEAD ? THERE : LATE; });
       if (good && first && load_now((const u32*)kind_of(at)) != kind) good = give_up_on(way, rank, true);
     }
     return __syncthreads_and(good);
