@@ -108,6 +108,26 @@ def test_residues(m: int, n: int, k: int, octaves: int, name: str) -> None:
         assert bits.equal(y.cpu(), want)
 
 
+@pytest.mark.parametrize("lost", [1, 32, 33, 256, 257, 500])
+def test_what_whole_numbers_lose_decides(lost: int) -> None:
+    """257 lies between 256 and 258, and 2^-12 beyond it is a whole number; quarters of the unit are
+    not: eight and more of them turn the result. They are in a short list, a long one, or none.
+    """
+    row, ones = torch.zeros(600), torch.zeros(600)
+    row[:3], row[3 : 3 + lost] = torch.tensor([256.0, 1.0, 2.0**-12]), -(2.0**-15)
+    less, ones[: 3 + lost] = row.clone(), 1
+    less[2:] *= -1
+    x, w = (torch.stack(rows).bfloat16() for rows in ((row, less, ones), (ones, row, less)))
+    a = residue.Residues(x.to(DEVICE), residue.moduli_of(x.dtype))
+    assert a.counts.tolist() == [lost, lost, 0]
+    tile = {"bm": 32, "bn": 32, "bk": 64, "warps": 4} if INTERPRETED else {}
+    y = torch.empty(3, 3, dtype=x.dtype, device=DEVICE)
+    residue.by_residues(x.to(DEVICE), w.to(DEVICE), None, y, **tile)
+    found = [258, 256] if lost < 8 else [256, 258]
+    assert y[:2, 0].tolist() == found and y[2, 1:].tolist() == found
+    assert bits.equal(y.cpu(), cpu.product(x, w, None, x.dtype)[0])
+
+
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_residues_of_rows_that_are_not_finite_beside_an_infinite_term(name: str) -> None:
     """Many results of a block are open at a time: they go through fp64 together."""

@@ -38,10 +38,12 @@ STEP = 128
 MOST = tl.constexpr(22)
 #: Of a row: numbers that are not whole, of which it is known what they lost. Normal rows have 2
 #: (k = 4096) or 15 (14336); beside an outlier of 2^b times the rest some 2^b times as many.
-_LISTED = 128
+_LISTED = 256
 #: Open results of a block from which fp64 is tried for all of it at a time.
 _SEVERAL = tl.constexpr(16)
 LISTED = tl.constexpr(_LISTED)
+#: So many fit into a warp, which adds them without waiting for others.
+_FEW = tl.constexpr(32)
 _MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number
 
 
@@ -265,15 +267,23 @@ def _lost(x_top, x_loss, w_top, w_loss):
 
 
 @triton.jit
-def _listed(counts, places, losses, row, shift):
-    """What a row lost, in fp64, where that was; and whether it is all of it."""
-    count = tl.load(counts + row)
-    lane = tl.arange(0, LISTED)
+def _listed(places, losses, row, count, shift, LANES: tl.constexpr):
+    """The first LANES numbers that a row lost, in fp64; where that was; and which there are."""
+    lane = tl.arange(0, LANES)
     there = lane < count
     at = tl.load(places + row * LISTED + lane, mask=there, other=0)
     loss = tl.load(losses + row * LISTED + lane, mask=there, other=0.0).to(tl.float64)
-    # Of numbers that were brought down something may be gone that no list has.
-    return loss * power_of_two(-shift), at, there, (count <= LISTED) & (shift >= 0)
+    return loss * power_of_two(-shift), at, there
+
+
+@triton.jit
+def _of_lists(x, w, x_shift, x_rests, x_at, x_there, w_rests, w_at, w_there):
+    """(x - X) w + X (w - W), in units of the data: all of it exact in fp64 but the sum."""
+    up = power_of_two(x_shift).to(tl.float32)
+    by = tl.load(w + x_at, mask=x_there, other=0.0).to(tl.float64)
+    of = tl.load(x + w_at, mask=w_there, other=0.0).to(tl.float32) * up
+    whole = ((of + _MAGIC) - _MAGIC).to(tl.float64) * power_of_two(-x_shift)
+    return tl.sum(x_rests * by + whole * w_rests, 0)
 
 
 @triton.jit
@@ -318,8 +328,8 @@ def sum_kernel(
         tl.store(y + columns, result, mask=here)
         open_ = tl.min(tl.where(here & ~sure, number, BLOCK), 0)
     if open_ < BLOCK:
-        x_rests, x_at, x_there, x_all = _listed(x_counts, x_places, x_losses, r, x_shift)
-        up = power_of_two(x_shift).to(tl.float32)
+        x_count = tl.load(x_counts + r)
+        x_rests, x_at, x_there = _listed(x_places, x_losses, r, x_count, x_shift, _FEW)
         while open_ < BLOCK:
             column = (tl.program_id(0) * BLOCK + open_).to(tl.int64)
             term = 0.0
@@ -330,17 +340,31 @@ def sum_kernel(
             if HAS_C:
                 total, rest = two_sum(total, term)
                 bound += tl.abs(rest)
-            w_rests, w_at, w_there, w_all = _listed(w_counts, w_places, w_losses, column, w_shift)
-            # x w = X W + (x - X) w + X (w - W), in units of the data; all of it exact in fp64.
-            by = tl.load(w + column * w_row + x_at, mask=x_there, other=0.0).to(tl.float64)
-            of = tl.load(x + w_at, mask=w_there, other=0.0).to(tl.float32) * up
-            whole = ((of + _MAGIC) - _MAGIC).to(tl.float64) * power_of_two(-x_shift)
-            total += tl.sum(x_rests * by + whole * w_rests, 0)
+            w_count = tl.load(w_counts + column)
+            other, most = w + column * w_row, tl.maximum(x_count, w_count)
+            # x w = X W + (x - X) w + X (w - W)
+            if most <= _FEW:
+                w_rests, w_at, w_there = _listed(w_places, w_losses, column, w_count, w_shift, _FEW)
+                total += _of_lists(
+                    x, other, x_shift, x_rests, x_at, x_there, w_rests, w_at, w_there
+                )
+            else:
+                x_all, x_all_at, x_all_there = _listed(
+                    x_places, x_losses, r, x_count, x_shift, LISTED
+                )
+                w_all, w_all_at, w_all_there = _listed(
+                    w_places, w_losses, column, w_count, w_shift, LISTED
+                )
+                total += _of_lists(
+                    x, other, x_shift, x_all, x_all_at, x_all_there, w_all, w_all_at, w_all_there
+                )
             lost = _lost(top, loss, tl.load(w_largest + column), tl.load(w_lost + column))
-            bound += tl.where(x_all & w_all, lost * 2.0**-40, lost)
+            # Of numbers that were brought down something may be gone that no list has.
+            complete = (most <= LISTED) & (x_shift >= 0) & (w_shift >= 0)
+            bound += tl.where(complete, lost * 2.0**-40, lost)
             one, known = certain(total, bound, OUT)
             if ~(known & (bound < float("inf"))):
-                one = product_again(x, w + column * w_row, 1, 1, k, term, OUT)
+                one = product_again(x, other, 1, 1, k, term, OUT)
             tl.store(y + column, one)
             open_ = tl.min(tl.where(here & ~sure & (number > open_), number, BLOCK), 0)
 
