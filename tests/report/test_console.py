@@ -68,3 +68,18 @@ def test_steps_that_are_called_alike_have_one_line(capsys: pytest.CaptureFixture
         tell(done, 4, what)
     said = [line.replace(", 0 s", "") for line in capsys.readouterr().err.splitlines()]
     assert said == ["tune: 1 of 4: a", "tune: 3 of 4: b", "tune: 4 of 4: a"]
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_step_goes_on_where_its_line_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is it written to standard output, which may be a report in JSON."""
+    for stream in (Gone(), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        lines("tune")(0, 4, "a")
+    assert capsys.readouterr().out == ""

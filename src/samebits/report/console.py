@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -51,7 +52,10 @@ def lines(name: str) -> Callable[[int, int | None, str], None]:
             last = what
             at = f"{done + 1} of {total}" if total else f"{done + 1}"
             elapsed = time.monotonic() - started
-            print(f"{name}: {at}, {elapsed:.0f} s: {what}", file=sys.stderr, flush=True)
+            # Nobody reads it, or there is no standard error: what is under way goes on.
+            with suppress(OSError):
+                if sys.stderr is not None:
+                    print(f"{name}: {at}, {elapsed:.0f} s: {what}", file=sys.stderr, flush=True)
 
     return tell
 
