@@ -149,3 +149,10 @@ def test_what_is_not_understood_is_refused_and_changes_nothing(name: str, value:
 def test_a_step_on_a_device_without_kernels_is_not_run(device: object) -> None:
     with pytest.raises(samebits.errors.SettingError, match="checked on cpu and cuda"):
         guard.step(lambda: pytest.fail("it was run"), device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_step_on_a_gpu_that_is_not_there_is_not_run(device: str) -> None:
+    with pytest.raises(samebits.errors.SettingError, match="torch sees no GPU here"):
+        guard.step(lambda: pytest.fail("it was run"), device=device)

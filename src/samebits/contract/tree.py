@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeVar
 
 from samebits.errors import ContractError
@@ -159,7 +160,7 @@ Leaf = Chain | Lanes
 
 
 def _need_power_of_two(name: str, n: int) -> None:
-    if not isinstance(n, int) or n < 2 or n & (n - 1):
+    if not isinstance(n, Integral) or n < 2 or n & (n - 1):
         raise ContractError(f"{name}({n}): use a power of two, at least 2")
 
 

@@ -125,6 +125,8 @@ def _device(device: Any) -> torch.device:
         place = None
     if place is None or place.type not in ("cpu", "cuda"):
         raise SettingError(f"guard: device={device!r}: kernels are checked on cpu and cuda")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"guard: device={device!r}: torch sees no GPU here")
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return place

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,9 @@ def test_what_is_not_covered_is_refused() -> None:
     for scale in (float("nan"), float("inf"), -float("inf"), 2.0**128, -1e300):
         with pytest.raises(ShapeError, match="is not finite in fp32"):
             ops.exact.attention(q, k, v, scale=scale)
+    third: Any = np.int64(2)
+    rows = (ops.exact.attention(q, k, v, causal=True, q_start=start) for start in (third, 2))
+    assert torch.equal(*rows)
     for start in (0.0, torch.tensor(0)):
         with pytest.raises(DTypeError, match="q_start is an integer"):
             ops.exact.attention(q, k, v, causal=True, q_start=start)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,8 @@ def not_tensors() -> list[Refused]:
         (lambda: ROW(X, W, parts="8"), ContractError, r"balanced\(8\)"),
         (lambda: COLUMN(X, W, features=0), ShapeError, "features=0 is no number of 1 to 8"),
         (lambda: COLUMN(X, W, features=9), ShapeError, "features=9 is no number of 1 to 8"),
+        (lambda: COLUMN(X, W, features=2.5), ShapeError, "features=2.5 is no number of 1 to 8"),  # type: ignore[arg-type]
+        (lambda: COLUMN(X, W, features="8"), ShapeError, "features=8 is no number of 1 to 8"),  # type: ignore[arg-type]
         (lambda: EXACT.row_parallel_linear(X, W.half()), DTypeError, "must be torch.float32, not"),
         (lambda: ops.parallel.agree(timeout=0), SettingError, "timeout=0 is no number of seconds"),
         (lambda: ops.parallel.agree(timeout=float("nan")), SettingError, "timeout=nan"),
@@ -69,3 +72,10 @@ def not_tensors() -> list[Refused]:
 def test_refused(call: Callable[[], Any], error: type[SamebitsError], said: str) -> None:
     with pytest.raises(error, match=said):
         call()
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    """As shapes and configurations have them."""
+    eight: Any = np.int64(8)
+    assert torch.equal(ROW(X, W, parts=eight), ROW(X, W, parts=8))
+    assert torch.equal(COLUMN(X, W, features=eight), COLUMN(X, W, features=8))

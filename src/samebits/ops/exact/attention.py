@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from numbers import Integral
 
 import torch
 
@@ -62,7 +63,7 @@ def attention(
     scale = 1 / math.sqrt(max(d, 1)) if scale is None else scale
     if not abs(scale) < _OVERFLOW:
         raise ShapeError(f"exact.attention: scale={scale} is not finite in fp32")
-    if not (q_start is None or isinstance(q_start, int)):
+    if not (q_start is None or isinstance(q_start, Integral)):
         raise DTypeError(f"exact.attention: q_start is an integer, not {type(q_start).__name__}")
     factor = torch.full((), scale, dtype=torch.float32, device=q.device)
     seen, added = _visible(q, keys, causal, q_start, mask)

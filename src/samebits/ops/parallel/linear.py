@@ -11,6 +11,7 @@ the tree of the whole weight, so its bits depend on no number of ranks.
 from __future__ import annotations
 
 from functools import partial
+from numbers import Integral
 
 import torch
 import torch.distributed as dist
@@ -157,7 +158,7 @@ def column_parallel_linear(
     refuse_gradients("column_parallel_linear", x, weight, bias)
     ranks = ranks_of("column_parallel_linear", group)
     most = weight.shape[0] * (1 if ranks is None else ranks.size) if weight.dim() else 0
-    if features is not None and not 0 < features <= most:
+    if features is not None and not (isinstance(features, Integral) and 0 < features <= most):
         raise ShapeError(
             f"column_parallel_linear: features={features} is no number of 1 to {most}, which the "
             f"ranks hold with {tuple(weight.shape)} each, copies and padding included"
