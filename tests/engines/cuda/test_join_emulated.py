@@ -95,3 +95,12 @@ def test_a_rank_in_another_call_leaves_nan_and_a_word(tmp_path: Path) -> None:
         wrong, missing, *told = run(program, other + 2, -1, other)
         assert wrong == 0 and missing == 2 * 2  # this call and the next one, on both ranks
         assert any(word & 0x100 for word in told) and all(word & 0xFF for word in told)
+
+
+@emulated
+def test_a_block_that_begins_while_another_fails_ends(tmp_path: Path) -> None:
+    """All of its threads take part, or none: those that did would wait for the others for ever."""
+    program = build(tmp_path, 8, 1, 2)
+    for _ in range(4):
+        wrong, missing, *told = run(program, 4, -1, 1)
+        assert wrong == 0 and missing == 3 * 8 and all(word & 0xFF for word in told)

@@ -381,7 +381,8 @@ join_stream(const float* partial, const Out* bias, Out* out, u32 count, u32 colu
   work.find();
   const u32 base = load_now(&counters->shares), steps = work.steps();
   const Flags flag{way, flags, blocks, index, count * 0xc2b2ae3du ^ form(columns, bias)};
-  bool good = load_now(&counters->failed) == 0;
+  // Of the whole block, since its threads meet: another block may fail while they look.
+  bool good = __syncthreads_and(load_now(&counters->failed) == 0);
 
   for (u32 turn = 0; turn < steps + 2 && good; ++turn) {
     if (turn < steps && !pushed) work.push(turn);
