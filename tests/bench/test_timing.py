@@ -11,6 +11,7 @@ import pytest
 
 from samebits import bench
 from samebits.check import timing
+from samebits.errors import RankError
 
 
 def test_measure_tells_the_sides_apart_and_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +64,11 @@ def test_what_an_idle_switch_costs_is_measured_in_fresh_processes(
     assert [row.area for row in rows] == ["import", "one call", "one call"]
     assert rows[0].stock is None and rows[0].ours > 0
     assert all(row.ratio for row in rows[1:])
+
+
+def test_a_rank_that_ends_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.bench import cpu_exact
+
+    monkeypatch.setattr(cpu_exact, "_rank", len)  # raises: three arguments
+    with pytest.raises(RankError, match="a rank ended or hangs"):
+        next(cpu_exact._sums())

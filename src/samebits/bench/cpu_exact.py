@@ -5,7 +5,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
+from queue import Empty
 from statistics import median
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 
 from samebits import ops
 from samebits.bench.timing import Row, compare
+from samebits.errors import RankError
 from samebits.mode import stock
 
 #: How many times stock's time each may take; a product is held against fp32.
@@ -78,11 +81,20 @@ def _sums() -> Iterator[Row]:
             rank.start()
         try:
             for _ in range(len(_TYPES) * len(_LENGTHS)):
-                yield said.get(timeout=PATIENCE)
+                yield _heard(said, ranks)
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.join()
+
+
+def _heard(said: Any, ranks: list[Any]) -> Row:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and not any(rank.exitcode for rank in ranks):
+        with suppress(Empty):
+            row: Row = said.get(timeout=1)
+            return row
+    raise RankError("bench cpu_exact: a rank ended or hangs; its error is above")
 
 
 def _rank(index: int, folder: str, said: Any) -> None:

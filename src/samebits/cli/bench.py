@@ -23,12 +23,13 @@ def bench_cpu(
 ) -> None:
     """Ratios of samebits to stock PyTorch on this processor."""
     from samebits import bench
+    from samebits.errors import SamebitsError
     from samebits.report import costs
 
     try:
         rows = bench.run(tuple(area) if area else bench.AREAS)
         costs.show(rows, as_json=json)
-    except ValueError as error:
+    except (ValueError, SamebitsError) as error:
         typer.echo(f"samebits bench: {error}", err=True)
         raise typer.Exit(2) from None
 
