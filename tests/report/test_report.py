@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from html.parser import HTMLParser
 from pathlib import Path
@@ -140,13 +142,33 @@ def test_texts_that_part_are_shown_with_the_place() -> None:
 
 def test_costs_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("linear", "M=1", 2e-3, 1e-3, 1.5), Row("import", "samebits", None, 0.05)]
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    line = r"linear\s+M=1\s+2 ms\s+1 ms\s+2.00x\s+≥ 1.5x"
+    console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
     costs.show(rows, console=console)
-    assert re.search(r"linear\s+M=1\s+2 ms\s+1 ms\s+2.00x\s+≥ 1.5x", console.export_text())
+    assert re.search(line, console.export_text())
     costs.show(rows, as_json=True)
     assert '"ratio": 2.0' in capsys.readouterr().out
     assert svg.rate(0.5, "token") == "2 tokens/s" and svg.rate(2e-5, "call") == "20 µs"
     assert "2.00×" in svg.costs([Speed("M = 1", "call", 2.0, 1.0)])
+
+
+def test_costs_in_a_file_are_written_one_by_one() -> None:
+    file = io.StringIO()
+
+    def rows() -> Iterator[Row]:
+        yield Row("exact rows", "sum fp32 [512, 4096]", 2e-3, 1e-3, 1.5)
+        assert re.search(
+            r"^exact rows +sum fp32 \[512, 4096\] +2 ms +1 ms +2.00x +≥ 1.5x$",
+            file.getvalue(), re.MULTILINE,
+        )  # fmt: skip
+        yield Row("exact rows", "mean", None, 0.05)
+
+    costs.show(rows(), console=Console(file=file))
+    head, first, second = file.getvalue().splitlines()
+    assert head.split() == ["area", "case", "stock", "PyTorch", "samebits", "ratio", "aim"]
+    assert second.split() == ["mean", "50", "ms"]
+    assert first.index("1 ms") + 4 == second.index("50 ms") + 5 == head.index("samebits") + 8
+    assert file.getvalue().endswith("\n")
 
 
 def test_noise_is_drawn_and_judged() -> None:
