@@ -10,7 +10,11 @@ import typer
 
 def check(
     target: Annotated[
-        str, typer.Argument(help="tiny, smollm2, minilm, ops, or module:function (model, factory)")
+        str,
+        typer.Argument(
+            help="tiny, smollm2, minilm, module:function (model, factory), or ops: single "
+            "operations on up to 1,100 rows, which takes many minutes on a CPU"
+        ),
     ] = "tiny",
     promise: Annotated[
         list[str] | None, typer.Option(help="a promise or test to run; may be repeated")

@@ -59,7 +59,10 @@ def transport(group: dist.ProcessGroup | None = None) -> str:
     """
     found = group_of("transport", group)
     if found is None:
-        raise RankError("transport: there is no group: this process is alone")
+        raise RankError(
+            "transport: this process is alone and sends nothing: call "
+            "torch.distributed.init_process_group first, or name a group"
+        )
     known = _KNOWN.get(found)
     if known is None:
         return "not met yet" if torch.cuda.is_available() else "messages: torch sees no GPU here"
