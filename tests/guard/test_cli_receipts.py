@@ -63,6 +63,7 @@ def test_show(ledger: Path) -> None:
         recorder.add(samples.receipt(6, request=name), {samples.NAME: samples.BODY})
     found = json.loads(run(cli.app, ["receipts", "show", str(ledger), name]).stdout)
     assert found["sequence"] == 6
+    assert json.loads(run(cli.app, ["receipts", "show", str(ledger)]).stdout)["sequence"] == 6
 
 
 def test_an_audit_looks_at_the_chain_first(ledger: Path, tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ app = typer.Typer(
     help="Receipts of served requests: one hash-chained record each.", no_args_is_help=True
 )
 File = Annotated[Path, typer.Argument(metavar="FILE", help="a database, or its export")]
+Which = Annotated[
+    str, typer.Argument(metavar="WHICH", help="number of a record or name of a request")
+]
 
 
 @contextmanager
@@ -108,7 +111,7 @@ def head(file: File) -> None:
 @app.command()
 def show(
     file: File,
-    which: Annotated[str, typer.Argument(help="number of a record, or name of a request")],
+    which: Which = "last",
 ) -> None:
     """Print a record, and what computed it."""
     import msgspec

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.cli.receipts import File, errors
+from samebits.cli.receipts import File, Which, errors
 
 if TYPE_CHECKING:
     from samebits.guard.receipts.reading import Database, Lines
     from samebits.guard.receipts.record import Identity, Receipt
 
-Which = Annotated[
-    str, typer.Argument(metavar="[WHICH]", help="number of a record or name of a request")
-]
 Broken = Annotated[
     bool, typer.Option("--broken-chain", help="go on, with a warning, if the chain is not whole")
 ]
