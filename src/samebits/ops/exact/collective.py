@@ -27,7 +27,7 @@ from samebits.ops.parallel.ranks import PATIENCE, Group, Ranks, calls, group_of
 #: From so many elements a rank on it sums a share instead of everything.
 _EXCHANGE_FROM = 4096
 #: Elements of a rank's share of a piece, on a CPU.
-_PIECE = 1 << 17
+_PIECE = 1 << 19
 
 
 def all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
