@@ -117,14 +117,16 @@ def test_capability_of_torch_does_not_matter() -> None:
         "print(h(x.mean(1)), h(x.softmax(1)), h(torch.layer_norm(x, (1765,))));"
         "print(h(o.mean(x, 1)), h(o.softmax(x, 1)), h(o.layer_norm(x, (1765,))))"
     )
+    levels = ["default", "avx2", "avx512"]
+    here = torch.backends.cpu.get_cpu_capability().lower()
     stock, ours = set(), set()
-    for level in ("default", "avx2", "avx512"):
+    for level in levels[: levels.index(here) + 1 if here in levels else 1]:
         env = {**os.environ, "ATEN_CPU_CAPABILITY": level}
         run = [sys.executable, "-c", program]
         first, second = subprocess.check_output(run, env=env, text=True).splitlines()
         stock.add(first)
         ours.add(second)
-    assert len(stock) > 1, "stock depends on ATEN_CPU_CAPABILITY"
+    assert len(stock) > 1 or here not in levels[1:], "stock depends on ATEN_CPU_CAPABILITY"
     assert len(ours) == 1
 
 
