@@ -3,7 +3,7 @@
 `all_reduce`: every element is the correctly rounded exact sum of what the ranks hold. Numbers
 travel as they are: each rank sums its share of the elements and sends the results on, which moves
 as many bytes as a ring does. On a CPU long messages go piece by piece, a piece ahead of the sums,
-through buffers that stay in the caches, and results arrive where they belong.
+through the same buffers, and results arrive where they belong.
 
 `row_parallel_linear`: the terms of one sum lie on several ranks, and it is rounded once all the
 same. Partial sums travel in fp64 with bounds of their errors; for the few results that these leave
